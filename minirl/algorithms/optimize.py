@@ -1,0 +1,103 @@
+"""What every algorithm does around its loss: one optimiser step, one learning-rate schedule, one saved state."""
+
+import torch
+
+from minirl.functional.kl import k3
+from minirl.functional.masked import masked_mean
+
+
+def trainable(module):
+    """The parameters of a module that require gradients, as a list."""
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def anneal(optimizer, lr, progress, decay=True):
+    """Set the learning rate to lr · (1 − progress), or to lr where decay is off. progress in [0, 1]."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr * (1 - progress) if decay else lr
+
+
+def average_stats(parts):
+    """One dict from many: means weighted by `count`, the largest of every `*_max`, the sum of `count`.
+
+    Args:
+        parts: list of dicts of 0-d tensors with the same keys.
+    Returns:
+        dict of detached 0-d tensors.
+    """
+    if len(parts) == 1:
+        return {name: value.detach() for name, value in parts[0].items()}
+    counts = torch.stack([stats["count"] for stats in parts])
+    out = {}
+    for name in parts[0]:
+        column = torch.stack([stats[name].detach() for stats in parts])
+        if name == "count":
+            out[name] = counts.sum()
+        elif name.endswith("_max"):
+            out[name] = column.amax()
+        else:
+            out[name] = (column * counts).sum() / counts.sum().clamp(min=1)
+    return out
+
+
+def descend(optimizer, parts, max_grad_norm=None):
+    """One optimiser step on a batch that comes in one or more parts.
+
+        ∇L = Σ_i count_i ∇L_i / Σ_i count_i
+
+    A mean of the parts' means would weight a token by the size of its part; weighting by count makes the step that of
+    the whole batch however it was split.
+
+    Args:
+        optimizer: whose parameters move.
+        parts: iterable of (loss, stats); each loss is a mean over stats["count"] tokens, steps or rows. It may be a
+            generator: a part's graph is freed before the next is built.
+        max_grad_norm: scale the gradient down to this norm where it is larger; None for never.
+    Returns:
+        stats of the whole batch, with `grad_norm` as it was before scaling.
+    """
+    optimizer.zero_grad(set_to_none=True)
+    seen = []
+    for loss, stats in parts:
+        (loss * stats["count"]).backward()
+        seen.append(stats)
+    stats = average_stats(seen)
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    for parameter in parameters:
+        parameter.grad /= stats["count"].clamp(min=1)
+    limit = float("inf") if max_grad_norm is None else max_grad_norm
+    stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    optimizer.step()
+    return stats
+
+
+@torch.no_grad()
+def kl_old_new(policy, batch):
+    """KL(π_old‖π) per action, nats, estimated (k3) from the batch's own actions: how far an update moved the policy."""
+    return masked_mean(k3(batch.logprobs, policy(batch.obs).log_prob(batch.actions)), batch.mask)
+
+
+class Stateful:
+    """state_dict and load_state_dict over an algorithm's own modules, optimisers and plain numbers."""
+
+    def state_dict(self):
+        """Everything that training changes, by attribute name."""
+        state = {}
+        for name, value in vars(self).items():
+            if hasattr(value, "state_dict"):
+                state[name] = value.state_dict()
+            elif isinstance(value, (int, float)):
+                state[name] = value
+        return state
+
+    def load_state_dict(self, state):
+        """Take back what state_dict gave.
+
+        Raises:
+            KeyError: if a part is missing.
+        """
+        for name, value in vars(self).items():
+            if hasattr(value, "load_state_dict"):
+                value.load_state_dict(state[name])
+            elif isinstance(value, (int, float)):
+                setattr(self, name, state[name])

@@ -1,0 +1,188 @@
+"""REINFORCE: raise the log-probability of what went better than expected.
+
+    ∇J(θ) = E[ Σ_t (G_t − b) ∇ log π_θ(a_t | s_t) ]                     Williams 1992, theorem 1 and section 4
+
+G_t is the return from step t on, b a baseline that does not depend on a_t. Any such b leaves the expectation as it is
+and can lower the variance. Baselines here: `ema`, an exponential moving average of past returns; `learned`, a critic
+V(s_t); `leave-one-out`, the mean score of the other rows with the same prompt (Ahmadian et al. 2024, RLOO); `none`.
+
+Left out against the paper: nothing of the episodic algorithm; Adam replaces the plain gradient step.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, kl_old_new, trainable
+from minirl.algorithms.ppo import value_loss
+from minirl.functional.masked import check_same_shape, masked_mean, masked_sum
+from minirl.functional.returns import explained_variance, gae, rewards_to_go
+
+
+@dataclass(frozen=True)
+class REINFORCEConfig:
+    """Settings of REINFORCE."""
+
+    baseline: Literal["ema", "learned", "leave-one-out", "none"] = "ema"
+    """What the return is compared with."""
+    ema_decay: float = 0.9
+    """rho in b <- rho b + (1 - rho) R; about the last ten batches count."""
+    gamma: float = 1.0
+    """Discount (1 for text, as in InstructGPT; 0.99 is usual on the walker)."""
+    reduction: Literal["trajectory", "token"] = "token"
+    """trajectory: sum over time, mean over rows (Williams); token: one mean over all actions."""
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
+    lr: float = 3e-4
+    """Adam step size of the policy."""
+    lr_decay: bool = True
+    """Let the step sizes fall linearly to 0 over the run."""
+    critic_lr: float = 1e-3
+    """Adam step size of the learned baseline."""
+    critic_epochs: int = 5
+    """Passes of the learned baseline over each batch."""
+    critic_minibatches: int = 8
+    """Parts that each pass is cut into."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm."""
+
+
+def policy_gradient_loss(logprobs, advantages, mask, reduction="token"):
+    """A scalar whose gradient is minus the score-function estimate of ∇J.
+
+        trajectory:  L = −(1/B) Σ_i Σ_t A_it log π(a_it | s_it)       unbiased for ∇J, long rows weigh more
+        token:       L = −(1/N) Σ_i Σ_t A_it log π(a_it | s_it)       N = all actions; the same direction, rescaled
+
+    Args:
+        logprobs: (B, T) nats, of the policy that sampled; carries the gradient.
+        advantages: (B, T) in units of reward; constants.
+        mask: (B, T).
+        reduction: `trajectory` or `token`.
+    Returns:
+        (loss, stats) with `policy_loss` and `count` (rows or actions, whatever the mean divides by).
+    Raises:
+        ValueError: if the shapes differ or the reduction is unknown.
+    """
+    check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
+    weighted = advantages.detach() * logprobs
+    if reduction == "trajectory":
+        count = torch.ones_like(mask[:, 0], dtype=torch.long).sum()
+        loss = -masked_sum(weighted, mask) / count
+    elif reduction == "token":
+        count = mask.bool().sum()
+        loss = -masked_mean(weighted, mask)
+    else:
+        raise ValueError(f"reduction is {reduction!r}; choose 'trajectory' or 'token'")
+    return loss, {"policy_loss": loss.detach(), "count": count}
+
+
+def leave_one_out(scores, group_size):
+    """Score of a row minus the mean score of the other rows of its group.
+
+        A_i = R_i − (1/(G−1)) Σ_{j≠i} R_j                                  Ahmadian et al. 2024, eq. 7
+
+    Args:
+        scores: (B,), the rows of a group contiguous.
+        group_size: G ≥ 2.
+    Returns:
+        (B,) in units of the score.
+    Raises:
+        ValueError: if G < 2 or B is not a multiple of G.
+    """
+    if group_size < 2 or len(scores) % group_size:
+        raise ValueError(
+            f"group_size is {group_size} with {len(scores)} scores; leave-one-out needs at least 2 rows of the same "
+            "prompt in each group (the world's group_size)"
+        )
+    groups = scores.view(-1, group_size)
+    others = (groups.sum(1, keepdim=True) - groups) / (group_size - 1)
+    return (groups - others).flatten()
+
+
+class EMABaseline:
+    """b ← ρ b + (1 − ρ) R̄, divided by 1 − ρⁿ so that the start at 0 does not drag it down.
+
+    `value` is what past batches say; it never contains the batch it is subtracted from, so the gradient stays unbiased.
+    """
+
+    def __init__(self, decay=0.9):
+        self.decay, self.total, self.updates = decay, 0.0, 0
+
+    @property
+    def value(self):
+        """The baseline, 0 before the first update."""
+        return self.total / (1 - self.decay**self.updates) if self.updates else 0.0
+
+    def update(self, mean_return):
+        """Take in the mean return of a batch (a float or 0-d tensor)."""
+        self.total = self.decay * self.total + (1 - self.decay) * float(mean_return)
+        self.updates += 1
+
+    def state_dict(self):
+        """The running sum and how many updates it holds."""
+        return {"total": self.total, "updates": self.updates}
+
+    def load_state_dict(self, state):
+        """Take back what state_dict gave."""
+        self.total, self.updates = state["total"], state["updates"]
+
+
+class REINFORCE(Stateful):
+    """One update = one gradient step on a batch that the current policy collected."""
+
+    def __init__(self, policy, critic=None, config=None):
+        self.policy, self.critic, self.config = policy, critic, config or REINFORCEConfig()
+        if self.config.baseline == "learned" and critic is None:
+            raise ValueError("baseline 'learned' needs a critic; give one or choose another baseline")
+        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr, eps=1e-5)
+        self.ema = EMABaseline(self.config.ema_decay)
+        if self.config.baseline == "learned":
+            self.critic_optimizer = torch.optim.Adam(trainable(critic), lr=self.config.critic_lr, eps=1e-5)
+
+    def advantages(self, batch):
+        """(advantages, returns), both (B, T): the return of every step minus the baseline, and the return itself."""
+        if self.config.baseline == "learned":
+            return gae(
+                batch.rewards, batch.values, batch.next_values, batch.terminated, batch.truncated,
+                self.config.gamma, lam=1.0,
+            )  # fmt: skip
+        returns = rewards_to_go(batch.rewards, batch.terminated, batch.truncated, self.config.gamma)
+        if self.config.baseline == "leave-one-out":
+            totals = masked_sum(batch.rewards, batch.mask, dim=1)
+            return leave_one_out(totals, batch.group_size).unsqueeze(1).expand_as(returns), returns
+        if self.config.baseline == "ema":
+            advantages = returns - self.ema.value
+            self.ema.update(masked_mean(returns, batch.mask))
+            return advantages, returns
+        return returns, returns
+
+    def update(self, batch, progress=0.0):
+        """One step on a Batch; progress in [0, 1] drives the step sizes. Returns stats."""
+        config = self.config
+        anneal(self.optimizer, config.lr, progress, config.lr_decay)
+        advantages, returns = self.advantages(batch)
+        batch = batch.with_(advantages=advantages, returns=returns)
+
+        policy = self.policy(batch.obs)
+        logprobs, entropy = policy.log_prob(batch.actions), masked_mean(policy.entropy(), batch.mask)
+        loss, stats = policy_gradient_loss(logprobs, batch.advantages, batch.mask, config.reduction)
+        stats["entropy"] = entropy.detach()
+        stats = descend(self.optimizer, [(loss - config.entropy_coef * entropy, stats)], config.max_grad_norm)
+        stats["kl_old_new"] = kl_old_new(self.policy, batch)
+        if config.baseline == "learned":
+            stats |= self.update_critic(batch, progress)
+        return stats
+
+    def update_critic(self, batch, progress):
+        """Fit V to the returns of the batch by several passes of mini-batches. Returns stats."""
+        config, seen = self.config, []
+        anneal(self.critic_optimizer, config.critic_lr, progress, config.lr_decay)
+        for _ in range(config.critic_epochs):
+            for part in batch.minibatches(config.critic_minibatches):
+                loss, stats = value_loss(self.critic(part.obs), part.values, part.returns, part.mask)
+                seen.append(descend(self.critic_optimizer, [(loss, stats)], config.max_grad_norm))
+        return {
+            "value_loss": average_stats(seen)["value_loss"],
+            "explained_variance": explained_variance(batch.values, batch.returns, batch.mask),
+        }

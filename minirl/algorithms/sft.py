@@ -1,0 +1,66 @@
+"""Supervised fine-tuning: raise the likelihood of given completions.
+
+    L(θ) = −E_{(x, y)}[ (1/|y|) Σ_t log π_θ(y_t | x, y_<t) ]        InstructGPT (Ouyang et al. 2022), section 3.1
+
+as one mean over all completion tokens of the batch. The prompt is not a target; the end token is, or the model never
+learns to stop. With reward 1 on every demonstration this is REINFORCE on somebody else's actions.
+"""
+
+from dataclasses import dataclass
+
+import torch
+
+from minirl.algorithms.optimize import Stateful, trainable
+from minirl.functional.masked import masked_mean, token_logprobs
+
+
+@dataclass(frozen=True)
+class SFTConfig:
+    """Settings of supervised fine-tuning."""
+
+    lr: float = 1e-3
+    """AdamW step size (tiny models need about 100 times the 9.65e-6 of InstructGPT)."""
+    lr_decay: bool = False
+    """Let the step size fall linearly to 0 over the run."""
+    weight_decay: float = 0.0
+    """AdamW weight decay."""
+    max_grad_norm: float = 1.0
+    """The gradient is scaled down to this norm (GPT-3: 1.0)."""
+
+
+def sft_loss(logits, actions, mask):
+    """Cross-entropy of the completion tokens, one mean over all of them.
+
+        L = −mean_mask( log softmax(logits)[actions] )
+
+    Args:
+        logits: (B, T, V); logits[b, t] predicts actions[b, t].
+        actions: (B, T) ids.
+        mask: (B, T), 1 on completion tokens including the end token. Built from lengths, never from token values:
+            padding may have the end token's id.
+    Returns:
+        (loss, stats): a scalar in nats per token, and `loss`, `token_accuracy`, `count` (tokens).
+    Raises:
+        ValueError: if the shapes do not fit.
+    """
+    loss = -masked_mean(token_logprobs(logits, actions), mask)
+    hits = (logits.argmax(-1) == actions).to(logits.dtype)
+    return loss, {
+        "loss": loss.detach(),
+        "token_accuracy": masked_mean(hits, mask),
+        "count": mask.bool().sum(),
+    }
+
+
+class SFT(Stateful):
+    """Supervised fine-tuning of a TokenPolicy; training.fit drives it."""
+
+    def __init__(self, policy, config=None):
+        self.policy, self.config = policy, config or SFTConfig()
+        self.optimizer = torch.optim.AdamW(
+            trainable(policy), lr=self.config.lr, weight_decay=self.config.weight_decay
+        )
+
+    def loss(self, records):
+        """(loss, stats) of Completions."""
+        return sft_loss(self.policy.logits(records.obs), records.actions, records.mask)

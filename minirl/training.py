@@ -1,0 +1,155 @@
+"""The two loops: `train` for whatever acts in a world, `fit` for whatever learns from records.
+
+    batch = world.collect(policy, critic);  stats = algorithm.update(batch, progress);  log;  repeat
+
+is all of reinforcement learning here, for text and for walkers. Neither loop knows a task or an algorithm.
+"""
+
+import copy
+import random
+from itertools import islice
+
+import numpy as np
+import torch
+
+from minirl.algorithms.optimize import anneal, descend
+from minirl.tracking import TrainingDiverged, check_finite
+
+
+def seed_everything(seed):
+    """Seed python's, numpy's and torch's global generators: the one place where that happens."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def resolve_device(name="auto"):
+    """A device name from what was asked for: `auto` is cuda where there is one, else cpu.
+
+    Returns:
+        A string for torch.
+    Raises:
+        ValueError: if the device is unknown or missing on this machine.
+    """
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        kind = torch.device(name).type
+        if kind == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError):
+        raise ValueError(f"device {name!r} is not available here; use --device cpu, or auto to pick what there is") from None
+    return name
+
+
+def to_floats(stats):
+    """Detached 0-d tensors to Python numbers, the one place that waits for the device."""
+    return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in stats.items()}
+
+
+def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every=0, save=None, save_every=0, start=0):
+    """Let an algorithm act and learn.
+
+    Args:
+        world: with collect(policy, critic) -> Batch.
+        algorithm: with policy, perhaps critic, and update(batch, progress) -> stats.
+        updates: how many in all, those before `start` included.
+        tracker: tracking.Tracker; None keeps the history only.
+        evaluate: called with the number of the update, returns a dict of numbers; after every `evaluate_every` updates
+            and after the last.
+        save: called with the number of the update; after every `save_every` updates and after the last.
+        start: updates already made by the run that is being continued.
+    Returns:
+        history: a list of dicts, one an update.
+    Raises:
+        TrainingDiverged: a metric is not a number. Before that the state of the last good update is put back and saved.
+    """
+    history = []
+    critic = getattr(algorithm, "critic", None)
+    for update in range(start + 1, updates + 1):
+        good = copy.deepcopy(algorithm.state_dict())
+        batch = world.collect(algorithm.policy, critic)
+        row = batch.metrics | to_floats(algorithm.update(batch, progress=(update - 1) / updates))
+        try:
+            check_finite(update, row)
+        except TrainingDiverged:
+            algorithm.load_state_dict(good)
+            if save:
+                save(update - 1)
+            raise
+        if evaluate and (update == updates or (evaluate_every and update % evaluate_every == 0)):
+            row |= evaluate(update)
+        history.append({"step": update} | row)
+        if tracker:
+            tracker.log(update, row)
+        if save and (update == updates or (save_every and update % save_every == 0)):
+            save(update)
+    return history
+
+
+def windows(records, batch_size, accumulate, generator):
+    """Endless epochs of shuffled records, cut into lists of `accumulate` parts of `batch_size` rows.
+
+    Nothing is dropped: the last part of an epoch may have fewer rows, its last window fewer parts.
+
+    Args:
+        records: with len() and rows(index).
+        batch_size: rows a part.
+        accumulate: parts an optimiser step.
+        generator: torch.Generator of the order.
+    Yields:
+        Lists of records.
+    """
+    while True:
+        order = torch.randperm(len(records), generator=generator, device="cpu")
+        parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        for first in range(0, len(parts), accumulate):
+            yield [records.rows(part) for part in parts[first : first + accumulate]]
+
+
+def fit(
+    algorithm, records, steps, batch_size=64, tracker=None, accumulate=1, seed=0,
+    evaluate=None, evaluate_every=0, stop=None, save=None, start=0,
+):  # fmt: skip
+    """Let an algorithm learn from records.
+
+    Args:
+        algorithm: with loss(records) -> (loss, stats), optimizer, and config with lr, lr_decay, max_grad_norm.
+        records: Completions or Pairs.
+        steps: optimiser steps in all, those before `start` included.
+        batch_size: rows at a time.
+        accumulate: parts of batch_size rows whose gradients make one step.
+        seed: of the order of the records.
+        tracker, evaluate, evaluate_every, save, start: as in `train`.
+        stop: called with the row of an evaluation; True ends the training there.
+    Returns:
+        history: a list of dicts, one a step.
+    Raises:
+        TrainingDiverged: as in `train`.
+    """
+    history, config = [], algorithm.config
+    order = windows(records, batch_size, accumulate, torch.Generator(device="cpu").manual_seed(seed))
+    for step, parts in enumerate(islice(order, start, steps), start + 1):
+        good = copy.deepcopy(algorithm.state_dict())
+        anneal(algorithm.optimizer, config.lr, (step - 1) / steps, config.lr_decay)
+        losses = (algorithm.loss(part) for part in parts)
+        row = to_floats(descend(algorithm.optimizer, losses, config.max_grad_norm))
+        try:
+            check_finite(step, row)
+        except TrainingDiverged:
+            algorithm.load_state_dict(good)
+            if save:
+                save(step - 1)
+            raise
+        due = bool(evaluate) and (step == steps or (evaluate_every and step % evaluate_every == 0))
+        if due:
+            row |= evaluate(step)
+        history.append({"step": step} | row)
+        if tracker:
+            tracker.log(step, row)
+        if step == steps or (due and stop and stop(row)):
+            if save:
+                save(step)
+            break
+    return history
