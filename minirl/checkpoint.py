@@ -110,15 +110,14 @@ def _flatten(value, place, tensors):
     for key in value:
         if type(key) not in (str, int):
             raise TypeError(f"{place} has the key {key!r}, a {type(key).__name__}; keys must be str or int")
-    # repr of the key keeps 1 and "1" apart in the names of tensors, and a "/" in a key cannot clash with a deeper place
     pairs = [(key, _flatten(item, f"{place}/{_name(key)}", tensors)) for key, item in value.items()]
     plain = all(isinstance(key, str) and not key.startswith("__") for key in value)
     return dict(pairs) if plain else {"__items__": pairs}
 
 
 def _name(key):
-    """A dict key as part of a tensor's name: plain where it is an ordinary word, repr where it could be mistaken."""
-    return key if isinstance(key, str) and key.replace(".", "_").isidentifier() else repr(key).replace("/", "\\x2f")
+    """A dict key as part of a tensor's name: an ordinary word as it is, else its repr, which tells 1 from "1"."""
+    return key if isinstance(key, str) and key.replace(".", "_").isidentifier() else repr(key)
 
 
 def _unflatten(value, tensors):
@@ -151,9 +150,8 @@ def rng_state():
 def restore_rng_state(state):
     """Put back what `rng_state()` returned. CUDA states are skipped on a machine without CUDA."""
     torch.set_rng_state(state["torch"].cpu())  # generators take their state from the CPU wherever the checkpoint went
-    if torch.cuda.is_available():
-        for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(cuda_state.cpu(), index)
+    for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(cuda_state.cpu(), index)
     inner = state["numpy"]["state"]
     words = inner["key"].cpu().numpy().astype(np.uint32)
     np.random.set_state({**state["numpy"], "state": {"key": words, "pos": inner["pos"]}})

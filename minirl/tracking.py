@@ -193,6 +193,15 @@ class Tracker:
         self._writer = csv.DictWriter(self._file, self.columns, lineterminator="\n")  # floats by repr: exact
 
 
+def write_rows(path, rows):
+    """Write dicts as a CSV file, the first one's keys as columns; an empty list gives an empty file. Replaces at once."""
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
+        if rows:
+            writer.writeheader()
+        writer.writerows(rows)
+
+
 def read_rows(path):
     """The rows of a metrics.csv: dicts name -> int or float, without the cells that are empty.
 

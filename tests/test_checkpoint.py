@@ -43,6 +43,7 @@ def test_round_trip_is_exact(tmp_path):
         "a/b": torch.tensor([4]), "a": {"b": torch.tensor([5])},  # one place must not stand for both
         "'1'": torch.tensor([6]),
         "__tensor__": "state/scalar", "__items__": [1], "": torch.tensor([7]),
+        "reserved": {"__tensor__": "state/scalar"}, "also": {"__tuple__": [1], "__items__": []},
         "transposed": torch.arange(6.0).reshape(2, 3).t(),
     }
     save_checkpoint(tmp_path, state)
@@ -122,7 +123,7 @@ def test_cuda_generator_and_device(tmp_path):
 
 
 def test_states_of_missing_gpus_are_skipped(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     restore_rng_state({**rng_state(), "cuda": [torch.zeros(16, dtype=torch.uint8)]})
 
 

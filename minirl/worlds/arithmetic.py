@@ -27,6 +27,13 @@ def worked_out(numbers):
     return ",".join(steps)
 
 
+def without_carries(numbers):
+    """The sum of a pupil who adds each column and forgets what to carry: (37, 48) -> 75."""
+    width = len(str(max(numbers)))
+    columns = zip(*(str(number).zfill(width) for number in numbers), strict=True)
+    return int("".join(str(sum(map(int, column)) % 10) for column in columns))
+
+
 def thinking_answer(thought, answer):
     """A thought and an answer in the tags that `verifiers.format_reward` checks."""
     return f"<think>{thought}</think><answer>{answer}</answer>"
@@ -101,29 +108,37 @@ class Arithmetic:
         problems = self._draw(n, generator)
         return [prompt_of(numbers) for numbers in problems], [self._completion(numbers) for numbers in problems]
 
-    def pretraining_texts(self, n, generator, thinking=None, wrong=0.5, wrong_thinking=0.5):
-        """n documents about training problems, some of them wrong: what a model may have read before it is trained.
+    def pretraining_texts(self, n, generator, thinking=None, forgetful=0.45, wrong=0.2, wrong_thinking=0.5):
+        """n documents about training problems, many of them wrong: what a model may have read before it is trained.
 
-        A model that has seen both right and wrong answers samples both, which is what reinforcement learning needs: a
+        A model that has seen right answers and wrong ones samples both, which is what reinforcement learning needs: a
         reward that never varies teaches nothing.
 
         Args:
             n: how many.
             generator: a torch.Generator.
             thinking: share of documents that think; None for all or none, as the task's format says.
-            wrong: share of the direct answers that are wrong: one random digit of the sum is another one.
-            wrong_thinking: share of the thinking documents that are wrong, in the last step and in the answer.
+            forgetful: share of the direct answers that forget every carry (right where there is none).
+            wrong: share of the direct answers in which one random digit of the sum is another one.
+            wrong_thinking: share of the thinking documents that are wrong so, in the last step and in the answer.
         Returns:
             List of (prompt, completion).
+        Raises:
+            ValueError: if forgetful and wrong are more than all.
         """
+        if forgetful + wrong > 1:
+            raise ValueError(f"forgetful={forgetful} and wrong={wrong} are shares of the direct answers; together at most 1")
         if thinking is None:
             thinking = float(self.format == "think")
         texts = []
-        problems = self._draw(n, generator)
-        for numbers, (thinks, errs) in zip(problems, torch.rand(n, 2, generator=generator).tolist(), strict=True):
+        for numbers in self._draw(n, generator):
+            thinks, errs = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
             format = "think" if thinks < thinking else "direct"
-            is_wrong = errs < (wrong_thinking if format == "think" else wrong)
-            answer = _other_digit(sum(numbers), generator) if is_wrong else None
+            answer = None
+            if errs < (wrong_thinking if format == "think" else wrong):
+                answer = _other_digit(sum(numbers), generator)
+            elif format == "direct" and errs < wrong + forgetful:
+                answer = without_carries(numbers)
             texts.append((prompt_of(numbers), self._completion(numbers, format, answer)))
         return texts
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minirl.models.tokenizer import default_tokenizer
-from minirl.worlds.arithmetic import Arithmetic, prompt_of, thinking_answer, worked_out
+from minirl.worlds.arithmetic import without_carries, Arithmetic, prompt_of, thinking_answer, worked_out
 from minirl.worlds.verifiers import format_reward
 
 
@@ -114,19 +114,36 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_pretraining_texts_are_right_and_wrong_as_asked():
+def test_pretraining_texts_are_wrong_as_asked():
     # 2,000 draws with chance p: a share more than 5 deviations, 5 sqrt(p (1 - p) / 2000) <= 0.056, off is a fault.
     task = Arithmetic()
-    texts = task.pretraining_texts(2000, seeded(0))
+    texts = task.pretraining_texts(2000, seeded(0), forgetful=0.3, wrong=0.5)
+    no_carry = [all(int(a) + int(b) < 10 for a, b in zip(x.zfill(2), y.zfill(2), strict=True))
+                for x, y in (prompt[:-1].split("+") for prompt, _ in texts)]  # fmt: skip
     right = [int(completion) == sum_of(prompt) for prompt, completion in texts]
-    assert abs(sum(right) / 2000 - 0.5) < 0.056
-    assert all(int(c) == sum_of(p) for p, c in task.pretraining_texts(500, seeded(0), wrong=0.0))
-    assert all(int(c) != sum_of(p) for p, c in task.pretraining_texts(500, seeded(0), wrong=1.0))
+    # right: a fifth of all, and the forgetful three tenths where there is nothing to forget
+    assert abs(sum(right) / 2000 - (0.2 + 0.3 * sum(no_carry) / 2000)) < 0.056
+    right_texts = task.pretraining_texts(500, seeded(0), forgetful=0.0, wrong=0.0)
+    assert all(int(c) == sum_of(p) for p, c in right_texts)
+    assert all(int(c) != sum_of(p) for p, c in task.pretraining_texts(500, seeded(0), forgetful=0.0, wrong=1.0))
+    with pytest.raises(ValueError, match="at most 1"):
+        task.pretraining_texts(1, seeded(0), forgetful=0.6, wrong=0.5)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "answer"), [((37, 48), 75), ((12, 34), 46), ((99, 1), 90), ((5, 5), 0), ((8, 7, 9), 4), ((60, 70), 30)]
+)
+def test_forgotten_carries(numbers, answer):
+    # 37 + 48: 7 + 8 = 15 leaves 5, 3 + 4 = 7 without the carried 1: 75
+    assert without_carries(numbers) == answer
+    if len(numbers) == 2:
+        texts = Arithmetic().pretraining_texts(300, seeded(0), forgetful=1.0, wrong=0.0)
+        assert all(int(c) == without_carries(tuple(map(int, p[:-1].split("+")))) for p, c in texts)
 
 
 def test_a_wrong_answer_differs_in_one_digit():
     places = set()
-    for prompt, completion in Arithmetic().pretraining_texts(2000, seeded(0), wrong=1.0):
+    for prompt, completion in Arithmetic().pretraining_texts(2000, seeded(0), forgetful=0.0, wrong=1.0):
         right = str(sum_of(prompt))
         assert len(right) == len(completion) and not (len(right) > 1 and completion[0] == "0")
         differing = [i for i in range(len(right)) if right[i] != completion[i]]
@@ -138,7 +155,7 @@ def test_a_wrong_answer_differs_in_one_digit():
 def test_a_mixture_for_r1_zero():
     # a quarter thinks, always rightly; three quarters of the direct answers are wrong
     task = Arithmetic(terms=3, largest=9, format="think")
-    texts = task.pretraining_texts(4000, seeded(0), thinking=0.25, wrong=0.75, wrong_thinking=0.0)
+    texts = task.pretraining_texts(4000, seeded(0), thinking=0.25, forgetful=0.0, wrong=0.75, wrong_thinking=0.0)
     thinking = [(p, c) for p, c in texts if format_reward(c)]
     direct = [(p, c) for p, c in texts if not format_reward(c)]
     assert abs(len(thinking) / 4000 - 0.25) < 0.035

@@ -244,7 +244,7 @@ def test_discrete_actions_are_indices_and_the_environment_counts_from_its_own_st
 
 def test_a_diverged_policy_is_reported():
     world = ControlWorld(THREE_TRUNCATED, steps=2)
-    with pytest.raises(ValueError, match="not finite"):
+    with pytest.raises(ValueError, match="non-finite"):
         world.collect(fixed_policy([float("nan")]))
 
 

@@ -1,0 +1,253 @@
+"""One algorithm in one world: the commands reinforce, trpo, ppo, ppo-kl and grpo.
+
+What differs between algorithms and worlds is data, in the table ALGORITHMS: a class, and the settings that suit it on
+text and on control. A new on-policy algorithm is one new file in algorithms/ and one new line in that table.
+"""
+
+import copy
+import inspect
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from minirl.algorithms.grpo import GRPO, GRPOConfig
+from minirl.algorithms.ppo import PPO, PPOConfig
+from minirl.algorithms.ppo_kl import PPOKL, PPOKLConfig
+from minirl.algorithms.reinforce import REINFORCE, REINFORCEConfig
+from minirl.algorithms.trpo import TRPO, TRPOConfig
+from minirl.checkpoint import has_checkpoint, load_checkpoint, restore_rng_state, rng_state, save_checkpoint
+from minirl.experiments.language import ArithmeticSettings, load_model, save_model, write_samples
+from minirl.models.normalizer import ObservationNormalizer
+from minirl.models.policies import CategoricalPolicy, GaussianPolicy, TokenCritic, TokenPolicy, ValueNetwork
+from minirl.tracking import Tracker, write_config, write_rows
+from minirl.training import resolve_device, seed_everything, train
+from minirl.worlds.text import TokenWorld, allowed_ids
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """How completions are collected and judged."""
+
+    init: Path = Path("runs/sft")
+    """Run (or model folder) to start from: what `python -m minirl sft` wrote."""
+    arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
+    """The sums."""
+    prompts_per_batch: int = 64
+    """Different prompts in a batch."""
+    group_size: int = 4
+    """Completions of each prompt."""
+    temperature: float = 1.0
+    """Of sampling; training uses the same."""
+    kl_coef: float = 0.0
+    """Weight of the KL to the starting model inside the reward, per token (GRPO has it in the loss: --kl-beta)."""
+    missing_end_penalty: float = 0.0
+    """Subtracted from the reward of a completion that did not end by itself."""
+
+
+@dataclass(frozen=True)
+class ControlSettings:
+    """How an environment is stepped."""
+
+    num_envs: int = 4
+    """Environments stepped side by side."""
+    steps: int = 512
+    """Steps of each environment in a batch."""
+    whole_episodes: bool = False
+    """Collect one whole episode of each environment instead of a fixed number of steps."""
+    group_size: int = 1
+    """Episodes from each initial state (GRPO)."""
+    hidden: tuple[int, ...] = (64, 64)
+    """Widths of the hidden layers of policy and critic (PPO paper: 64 64)."""
+    normalize_observations: bool = True
+    """Shift and scale observations by what has been seen so far."""
+    reward_scaling: bool = True
+    """Divide rewards by the deviation of the discounted return."""
+    warmup_steps: int = 512
+    """Random steps that the normaliser sees before training (not counted as training steps)."""
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """Length, seed and place of a run."""
+
+    out: Path
+    """Folder for metrics.csv, config.json, checkpoint and TensorBoard files."""
+    updates: int | None = None
+    """Batches to learn from; a default depends on algorithm and task."""
+    env_steps: int | None = None
+    """On control instead of --updates: environment steps in all."""
+    seed: int = 0
+    """Of everything random."""
+    device: str = "auto"
+    """auto, cpu, cuda or another torch device."""
+    evaluate_every: int = 10
+    """Updates between evaluations."""
+    evaluate_episodes: int = 5
+    """Episodes of an evaluation on control."""
+    save_every: int = 50
+    """Updates between checkpoints."""
+    resume: bool = False
+    """Go on from the checkpoint in --out."""
+    quiet: bool = False
+    """No progress bar."""
+
+
+class Entry(NamedTuple):
+    """A line of the table: the class and its settings for either world."""
+
+    algorithm: type
+    text: Any
+    text_world: TextSettings
+    control: Any
+    control_world: ControlSettings
+    text_updates: int = 200
+    control_updates: int = 50
+
+
+_EPISODES = ControlSettings(num_envs=16, whole_episodes=True, reward_scaling=False)
+ALGORITHMS = {
+    "reinforce": Entry(
+        REINFORCE, REINFORCEConfig(baseline="leave-one-out", lr=1e-3), TextSettings(),
+        REINFORCEConfig(baseline="learned", gamma=0.99, lr=3e-3), _EPISODES,
+    ),
+    "trpo": Entry(
+        TRPO, TRPOConfig(gamma=1.0, gae_lambda=1.0, fisher_fraction=0.1), TextSettings(),
+        TRPOConfig(), ControlSettings(),
+    ),
+    "ppo": Entry(
+        PPO, PPOConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=1e-3, critic_lr=1e-3), TextSettings(),
+        PPOConfig(), ControlSettings(),
+    ),
+    "ppo-kl": Entry(
+        PPOKL, PPOKLConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=1e-3, critic_lr=1e-3),
+        TextSettings(), PPOKLConfig(), ControlSettings(),
+    ),
+    "grpo": Entry(
+        GRPO, GRPOConfig(kl_beta=0.0, lr=1e-3), TextSettings(group_size=8, prompts_per_batch=32),
+        GRPOConfig(kl_beta=0.0, lr=3e-3), replace(_EPISODES, group_size=8),
+    ),
+}  # fmt: skip
+
+
+def build(algorithm, config, policy, make_critic):
+    """The algorithm's object; a critic is made only for one that takes and uses it."""
+    takes_critic = "critic" in inspect.signature(algorithm).parameters
+    if not takes_critic:
+        return algorithm(policy, config)
+    uses_critic = getattr(config, "baseline", "learned") == "learned"
+    return algorithm(policy, make_critic() if uses_critic else None, config)
+
+
+def text_setup(settings, seed, device):
+    """(world, policy, make_critic, evaluate): a TokenWorld on Arithmetic, and a policy that starts from `init`."""
+    gpt, tokenizer = load_model(settings.init, device)
+    task = settings.arithmetic.task()
+    allowed = allowed_ids(tokenizer, device)
+    policy = TokenPolicy(gpt, settings.temperature, allowed)
+    reference = TokenPolicy(copy.deepcopy(gpt), settings.temperature, allowed).requires_grad_(False)
+    world = TokenWorld(
+        task, tokenizer, task.reward, task.max_new_tokens, reference=reference, kl_in_reward=settings.kl_coef,
+        group_size=settings.group_size, prompts_per_batch=settings.prompts_per_batch,
+        missing_end_penalty=settings.missing_end_penalty, seed=seed, device=device,
+    )  # fmt: skip
+    return world, policy, lambda: TokenCritic(copy.deepcopy(gpt)).to(device)
+
+
+def control_setup(env_id, settings, seed, device, gamma):
+    """(world, policy, make_critic): a ControlWorld, and fresh networks that fit its observations and actions."""
+    from minirl.worlds.control import ControlWorld  # the text commands need no simulator
+
+    world = ControlWorld(
+        env_id, settings.num_envs, settings.whole_episodes, steps=settings.steps, group_size=settings.group_size,
+        reward_scaling=settings.reward_scaling, gamma=gamma, seed=seed, warmup_steps=settings.warmup_steps,
+        device=device,
+    )  # fmt: skip
+    normalizer = ObservationNormalizer((world.obs_dim,)) if settings.normalize_observations else None
+    kind = CategoricalPolicy if world.discrete else GaussianPolicy
+    policy = kind(world.obs_dim, world.action_dim, settings.hidden, normalizer).to(device)
+    return world, policy, lambda: ValueNetwork(world.obs_dim, settings.hidden, policy.normalizer).to(device)
+
+
+def number_of_updates(entry, task, world_settings, settings):
+    """Updates of a run, from --updates or --env-steps or the table."""
+    if settings.updates is not None and settings.env_steps is not None:
+        raise ValueError("give --updates or --env-steps, not both")
+    if settings.env_steps is None:
+        default = entry.text_updates if task == "arithmetic" else entry.control_updates
+        return default if settings.updates is None else settings.updates
+    if task == "arithmetic" or world_settings.whole_episodes:
+        raise ValueError("--env-steps needs an environment and fixed rollouts; use --updates here")
+    return -(-settings.env_steps // (world_settings.num_envs * world_settings.steps))
+
+
+class Run:
+    """One training run: a world, an algorithm and a folder. `Run(...).start()` trains and returns a summary."""
+
+    def __init__(self, name, task, config, world_settings, settings):
+        self.name, self.task, self.config = name, task, config
+        self.world_settings, self.settings = world_settings, settings
+        entry = ALGORITHMS[name]
+        device = resolve_device(settings.device)
+        self.updates = number_of_updates(entry, task, world_settings, settings)
+        seed_everything(settings.seed)
+        if task == "arithmetic":
+            self.world, policy, make_critic = text_setup(world_settings, settings.seed, device)
+        else:
+            gamma = getattr(config, "gamma", 0.99)
+            self.world, policy, make_critic = control_setup(task, world_settings, settings.seed, device, gamma)
+        self.policy = policy
+        self.algorithm = build(entry.algorithm, config, policy, make_critic)
+        self.samples = []
+
+    def start(self):
+        """Train to the end. Returns a dict: before, after (metrics), seconds, steps_per_second, history."""
+        settings, done = self.settings, 0
+        if settings.resume and has_checkpoint(settings.out):
+            done = self.load()
+        before, first_samples = self.evaluate(0), self.samples
+        write_config(settings.out, {"algorithm": self.name, "task": self.task, "config": self.config,
+                                    "world": self.world_settings, "run": settings})  # fmt: skip
+        began = time.perf_counter()
+        label = f"{self.name} {self.task}"
+        with Tracker(settings.out, self.updates, label, quiet=settings.quiet, resume_from_step=done or None) as tracker:
+            train(
+                self.world, self.algorithm, self.updates, tracker, evaluate=self.evaluate,
+                evaluate_every=settings.evaluate_every, save=self.save, save_every=settings.save_every, start=done,
+            )  # fmt: skip
+            history = tracker.history
+        seconds = time.perf_counter() - began
+        if self.samples:
+            write_samples(settings.out, before=first_samples, after=self.samples)
+        after = {name: history[-1].get(name) for name in before}
+        unit = "tokens" if self.task == "arithmetic" else "env_steps"
+        steps = sum(row["count"] for row in history if row["step"] > done)
+        return {"before": before, "after": after, "seconds": seconds, f"{unit}_per_second": steps / seconds,
+                "history": history}  # fmt: skip
+
+    def evaluate(self, update):
+        """Metrics of the policy as it is, and self.samples where it writes text; touches no training state."""
+        if self.task == "arithmetic":
+            metrics, self.samples = self.world.evaluate(self.policy, seed=self.settings.seed)
+            return metrics
+        seed = 10_000 + self.settings.seed
+        result = self.world.evaluate(self.policy, self.settings.evaluate_episodes, seed)
+        return {"eval_return": result["return_mean"], "eval_length": result["length_mean"]}
+
+    def save(self, update):
+        """Write the whole state after `update`, and the model by itself where it writes text."""
+        state = {"update": update, "algorithm": self.algorithm.state_dict(), "world": self.world.state_dict(),
+                 "rng": rng_state()}  # fmt: skip
+        save_checkpoint(self.settings.out, state)
+        if self.task != "arithmetic":
+            write_rows(Path(self.settings.out) / "episodes.csv", self.world.finished)
+        if self.task == "arithmetic":
+            save_model(self.settings.out, self.policy.gpt, self.world.tokenizer)
+
+    def load(self):
+        """Take the state back; returns the number of updates already made."""
+        state = load_checkpoint(self.settings.out, resolve_device(self.settings.device))
+        self.algorithm.load_state_dict(state["algorithm"])
+        self.world.load_state_dict(state["world"])
+        restore_rng_state(state["rng"])
+        return state["update"]
