@@ -148,7 +148,7 @@ def rng_state():
 
 
 def restore_rng_state(state):
-    """Put back what `rng_state()` returned. CUDA states are skipped on a machine without CUDA."""
+    """Put back what `rng_state()` returned. States of GPUs that this machine lacks are skipped."""
     torch.set_rng_state(state["torch"].cpu())  # generators take their state from the CPU wherever the checkpoint went
     for index, cuda_state in enumerate(state["cuda"][: torch.cuda.device_count()]):
         torch.cuda.set_rng_state(cuda_state.cpu(), index)

@@ -31,7 +31,6 @@ PLAIN = str.maketrans({  # what symbols become on a console that lacks them; acc
     "≈": "~", "→": "->", "←": "<-", "·": "*", "×": "x", "−": "-", "–": "-", "—": "-", "±": "+/-", "√": "sqrt",
     "‖": "||", "’": "'", "‘": "'", "“": '"', "”": '"',
 })
-
 ADVICE = {
     "kl_old_new": "one update moved the policy too far: lower the learning rate or the number of epochs",
     "kl_policy_ref": "the policy ran away from its reference: raise the KL coefficient or lower the learning rate",
@@ -101,11 +100,12 @@ class Tracker:
         resume_from_step: the last step of the checkpoint a run goes on from. Later rows, logged between that checkpoint
             and the crash, are dropped, so that no step is missing or there twice. None starts afresh.
         show: names of the metrics to show on the bar; None takes the first three known ones.
+        on_log: called with each row after it is written.
     """
 
     def __init__(self, folder, total=None, description="", unit="update", tensorboard=True, quiet=False,
-                 resume_from_step=None, show=None):
-        self.history, self.columns, self.show, self.quiet = [], ["step", "seconds"], show, quiet
+                 resume_from_step=None, show=None, on_log=None):
+        self.history, self.columns, self.show, self.quiet, self.on_log = [], ["step", "seconds"], show, quiet, on_log
         self.path = None if folder is None else Path(folder) / "metrics.csv"
         self._file = self._writer = self._board = None
         if self.path is not None:
@@ -160,6 +160,8 @@ class Tracker:
             names = self.show if self.show is not None else [name for name in ON_THE_BAR if name in numbers][:3]
             self._bar.set_postfix({name: f"{numbers[name]:.3g}" for name in names if name in numbers}, refresh=False)
             self._bar.update(step - self._bar.n)
+        if self.on_log is not None:
+            self.on_log(row)
         return row
 
     def say(self, text):
@@ -185,28 +187,21 @@ class Tracker:
             return
         if self._file:
             self._file.close()
-        with replacing(self.path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(self.history)
+        write_rows(self.path, self.history, self.columns)
         self._file = self.path.open("a", encoding="utf-8", newline="")
         self._writer = csv.DictWriter(self._file, self.columns, lineterminator="\n")  # floats by repr: exact
 
 
-def write_rows(path, rows):
-    """Write dicts as a CSV file, the first one's keys as columns; an empty list gives an empty file. Replaces at once."""
+def write_rows(path, rows, columns=None):
+    """Write dicts of numbers and texts as a CSV file in one step; columns: None takes the first row's keys."""
     with replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
-        if rows:
-            writer.writeheader()
-        writer.writerows(rows)
+        writer = csv.DictWriter(file, columns or list(rows[0] if rows else []), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _number(value) for name, value in row.items()} for row in rows)
 
 
 def read_rows(path):
-    """The rows of a metrics.csv: dicts name -> int or float, without the cells that are empty.
-
-    A last line without its line end was cut off by a crash and is left out.
-    """
+    """Rows of a CSV file of numbers as dicts, without empty cells and without a last line that a crash cut off."""
     def parse(cell):
         return int(cell) if cell.removeprefix("-").isdigit() else float(cell)
 
@@ -217,6 +212,8 @@ def read_rows(path):
 
 def _number(value):
     value = value.item() if hasattr(value, "item") else value
+    if isinstance(value, str):
+        return value
     return int(value) if isinstance(value, int) else float(value)
 
 

@@ -7,6 +7,9 @@ is all of reinforcement learning here, for text and for walkers. Neither loop kn
 
 import copy
 import random
+import signal
+import threading
+from contextlib import contextmanager
 from itertools import islice
 
 import numpy as np
@@ -39,13 +42,36 @@ def resolve_device(name="auto"):
             raise RuntimeError
         torch.empty(1, device=name)
     except (RuntimeError, AssertionError):
-        raise ValueError(f"device {name!r} is not available here; use --device cpu, or auto to pick what there is") from None
+        raise ValueError(f"device {name!r} is not available here; use --device cpu, or auto") from None
     return name
 
 
 def to_floats(stats):
     """Detached 0-d tensors to Python numbers, the one place that waits for the device."""
     return {name: value.item() if isinstance(value, torch.Tensor) else value for name, value in stats.items()}
+
+
+@contextmanager
+def interruptible():
+    """Let Ctrl-C wait for the end of an update, when the state is whole; yields a list that is empty until it is pressed.
+
+    Pressed twice it stops at once. Outside the main thread, which alone receives it, the list stays empty.
+    """
+    pressed = []
+
+    def note(number, _frame):
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
 def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every=0, save=None, save_every=0, start=0):
@@ -64,27 +90,31 @@ def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every
         history: a list of dicts, one an update.
     Raises:
         TrainingDiverged: a metric is not a number. Before that the state of the last good update is put back and saved.
+        KeyboardInterrupt: Ctrl-C was pressed; the update was completed and saved.
     """
     history = []
     critic = getattr(algorithm, "critic", None)
-    for update in range(start + 1, updates + 1):
-        good = copy.deepcopy(algorithm.state_dict())
-        batch = world.collect(algorithm.policy, critic)
-        row = batch.metrics | to_floats(algorithm.update(batch, progress=(update - 1) / updates))
-        try:
-            check_finite(update, row)
-        except TrainingDiverged:
-            algorithm.load_state_dict(good)
-            if save:
-                save(update - 1)
-            raise
-        if evaluate and (update == updates or (evaluate_every and update % evaluate_every == 0)):
-            row |= evaluate(update)
-        history.append({"step": update} | row)
-        if tracker:
-            tracker.log(update, row)
-        if save and (update == updates or (save_every and update % save_every == 0)):
-            save(update)
+    with interruptible() as pressed:
+        for update in range(start + 1, updates + 1):
+            good = copy.deepcopy(algorithm.state_dict())
+            batch = world.collect(algorithm.policy, critic)
+            row = batch.metrics | to_floats(algorithm.update(batch, progress=(update - 1) / updates))
+            try:
+                check_finite(update, row)
+            except TrainingDiverged:
+                algorithm.load_state_dict(good)
+                if save:
+                    save(update - 1)
+                raise
+            if evaluate and (update == updates or (evaluate_every and update % evaluate_every == 0)):
+                row |= evaluate(update)
+            history.append({"step": update} | row)
+            if tracker:
+                tracker.log(update, row)
+            if save and (update == updates or pressed or (save_every and update % save_every == 0)):
+                save(update)
+            if pressed:
+                raise KeyboardInterrupt
     return history
 
 
@@ -100,7 +130,11 @@ def windows(records, batch_size, accumulate, generator):
         generator: torch.Generator of the order.
     Yields:
         Lists of records.
+    Raises:
+        ValueError: if there are no records.
     """
+    if not len(records):
+        raise ValueError("there are no records to learn from")
     while True:
         order = torch.randperm(len(records), generator=generator, device="cpu")
         parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
@@ -126,30 +160,34 @@ def fit(
     Returns:
         history: a list of dicts, one a step.
     Raises:
-        TrainingDiverged: as in `train`.
+        TrainingDiverged, KeyboardInterrupt: as in `train`.
     """
     history, config = [], algorithm.config
     order = windows(records, batch_size, accumulate, torch.Generator(device="cpu").manual_seed(seed))
-    for step, parts in enumerate(islice(order, start, steps), start + 1):
-        good = copy.deepcopy(algorithm.state_dict())
-        anneal(algorithm.optimizer, config.lr, (step - 1) / steps, config.lr_decay)
-        losses = (algorithm.loss(part) for part in parts)
-        row = to_floats(descend(algorithm.optimizer, losses, config.max_grad_norm))
-        try:
-            check_finite(step, row)
-        except TrainingDiverged:
-            algorithm.load_state_dict(good)
-            if save:
-                save(step - 1)
-            raise
-        due = bool(evaluate) and (step == steps or (evaluate_every and step % evaluate_every == 0))
-        if due:
-            row |= evaluate(step)
-        history.append({"step": step} | row)
-        if tracker:
-            tracker.log(step, row)
-        if step == steps or (due and stop and stop(row)):
-            if save:
+    with interruptible() as pressed:
+        for step, parts in enumerate(islice(order, start, steps), start + 1):
+            good = copy.deepcopy(algorithm.state_dict())
+            anneal(algorithm.optimizer, config.lr, (step - 1) / steps, config.lr_decay)
+            losses = (algorithm.loss(part) for part in parts)
+            row = to_floats(descend(algorithm.optimizer, losses, config.max_grad_norm))
+            try:
+                check_finite(step, row)
+            except TrainingDiverged:
+                algorithm.load_state_dict(good)
+                if save:
+                    save(step - 1)
+                raise
+            due = bool(evaluate) and (step == steps or (evaluate_every and step % evaluate_every == 0))
+            if due:
+                row |= evaluate(step)
+            history.append({"step": step} | row)
+            if tracker:
+                tracker.log(step, row)
+            done = step == steps or (due and stop and stop(row))
+            if save and (done or pressed):
                 save(step)
-            break
+            if pressed:
+                raise KeyboardInterrupt
+            if done:
+                break
     return history

@@ -123,8 +123,12 @@ def test_cuda_generator_and_device(tmp_path):
 
 
 def test_states_of_missing_gpus_are_skipped(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    restore_rng_state({**rng_state(), "cuda": [torch.zeros(16, dtype=torch.uint8)]})
+    restored = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, index: restored.append((int(state[0]), index)))
+    two = [torch.full((16,), number, dtype=torch.uint8) for number in (7, 8)]
+    restore_rng_state({**rng_state(), "cuda": two})
+    assert restored == [(7, 0)]
 
 
 def half_a_file(tensors, path, metadata):

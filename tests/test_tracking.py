@@ -21,6 +21,7 @@ from minirl.tracking import (
     read_rows,
     say,
     write_config,
+    write_rows,
 )
 
 
@@ -132,6 +133,14 @@ def test_tensorboard_gets_every_metric_and_random_states_stay(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("kl_old_new")] == [(1, 0.25), (2, 0.5), (3, 0.75), (4, 1.0)]
     with Tracker(tmp_path, quiet=True):
         assert len(list(tmp_path.glob("events*"))) == 1  # a fresh run does not mix with the old one
+
+
+def test_any_rows_of_numbers_can_be_written(tmp_path):
+    rows = [{"return": 1 / 3, "terminated": True, "length": 7}, {"return": -2.5, "terminated": False, "length": 1000}]
+    write_rows(tmp_path / "new" / "episodes.csv", rows)
+    assert read_rows(tmp_path / "new" / "episodes.csv") == rows  # True is 1
+    write_rows(tmp_path / "none.csv", [])
+    assert read_rows(tmp_path / "none.csv") == []
 
 
 class Console(io.TextIOWrapper):

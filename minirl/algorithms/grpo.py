@@ -1,11 +1,11 @@
 """Group relative policy optimisation: PPO's clipped surrogate with the group's mean in the critic's place.
 
     A_i = (R_i − mean(R)) / std(R)   over the G rows that answer the same prompt     Shao et al. 2024, section 4.1.2
-    J = E[ 1/G Σ_i 1/|o_i| Σ_t { min(r A, clip(r, 1−ε, 1+ε) A) − β k3_t } ],   k3 = π_ref/π − log π_ref/π − 1   eqs. 3, 4
+    J = E[ 1/G Σ_i 1/|o_i| Σ_t { min(r A, clip(r, 1−ε, 1+ε) A) − β k3_t } ],  k3 = π_ref/π − log π_ref/π − 1   eqs. 3, 4
 
-On the first step after collecting every ratio is 1, so the loss is about minus the mean advantage, 0, while its gradient
-is not. Reductions: `sequence` is the paper's; `token` divides by all tokens (DAPO, Yu et al. 2025); `constant` by a
-fixed length (Dr. GRPO, Liu et al. 2025), so that long rows do not water down their own gradient.
+On the first step after collecting every ratio is 1, so the loss is about minus the mean advantage, 0, while its
+gradient is not. Reductions: `sequence` is the paper's; `token` divides by all tokens (DAPO, Yu et al. 2025); `constant`
+by a fixed length (Dr. GRPO, Liu et al. 2025), so that long rows do not water down their own gradient.
 
 Left out against the paper: replacing the reference during training, and the reward model's replay.
 """
@@ -17,37 +17,38 @@ import torch
 
 from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, kl_old_new, trainable
 from minirl.algorithms.ppo import clipped_surrogate, ratio_stats
+from minirl.algorithms.settings import Count, NonNegative, Positive, Settings
 from minirl.functional.kl import k1, k2, k3
-from minirl.functional.masked import check_same_shape, masked_mean, masked_sum
+from minirl.functional.masked import check_same_shape, masked_mean, masked_sum, zero_outside
 
 
 @dataclass(frozen=True)
-class GRPOConfig:
+class GRPOConfig(Settings):
     """Settings of GRPO."""
 
-    clip: float = 0.2
+    clip: Positive = 0.2
     """Epsilon of the clipped surrogate, lower bound (PPO paper: 0.2; the GRPO paper gives none)."""
-    clip_high: float | None = None
+    clip_high: Positive | None = None
     """Upper bound where it differs (DAPO: 0.28); None for the same."""
-    kl_beta: float = 0.04
+    kl_beta: NonNegative = 0.04
     """Beta, weight of the KL to the reference in the loss (paper, section 4.2: 0.04); 0 for none."""
     kl_estimator: Literal["k3", "k2", "k1", "k3_weighted"] = "k3"
-    """k3 is the paper's; k3_weighted has the gradient of KL(policy || ref); k1 holds nothing back and is here to see it."""
+    """k3 is the paper's; k3_weighted has the gradient of KL(policy || ref); k1 holds nothing back, here to see it."""
     reduction: Literal["sequence", "token", "constant"] = "sequence"
     """How token losses become one number (paper: sequence)."""
     scale: bool = True
     """Divide advantages by the group's deviation (paper: yes; Dr. GRPO: no)."""
-    epochs: int = 1
+    epochs: Count = 1
     """Passes over each batch (paper, section 4.2: one update per rollout)."""
-    minibatches: int = 1
+    minibatches: Count = 1
     """Parts that each pass is cut into."""
-    micro_batches: int = 1
+    micro_batches: Count = 1
     """Pieces that each part's gradient is summed over, to save memory; changes nothing else."""
-    lr: float = 3e-4
+    lr: NonNegative = 3e-4
     """Adam step size (paper: 1e-6 for a model of 7 billion parameters)."""
     lr_decay: bool = True
     """Let the step size fall linearly to 0 over the run."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """The gradient is scaled down to this norm."""
 
 
@@ -58,6 +59,12 @@ def _groups(scores, group_size):
             "each group, so set the world's group_size to 2 or more and a batch to a multiple of it"
         )
     return scores.view(-1, group_size, *scores.shape[1:])
+
+
+def _scaled(centred, deviation, largest, eps):
+    """centred / (deviation + eps), but 0 where the deviation is no more than rounding noise of the largest value."""
+    noise = deviation < 1e-6 * largest.clamp(min=1.0)
+    return torch.where(noise, torch.zeros_like(centred), centred / (deviation + eps))
 
 
 def group_advantages(scores, group_size, scale=True, eps=1e-4):
@@ -71,15 +78,18 @@ def group_advantages(scores, group_size, scale=True, eps=1e-4):
         scores: (B,), the rows of a group contiguous.
         group_size: G ≥ 2.
         scale: divide by the deviation; without it the advantage is (G−1)/G times that of leave-one-out.
-        eps: added to the deviation, so a group of equal scores gives 0 and not rounding noise.
+        eps: added to the deviation.
     Returns:
-        (B,).
+        (B,). With `scale`, 0 where the deviation is below 1e-6 · max(1, largest absolute score): the scores are equal
+        then, but for rounding noise, which must not be blown up.
     Raises:
         ValueError: if G < 2 or B is not a multiple of G.
     """
     groups = _groups(scores, group_size)
     centred = groups - groups.mean(1, keepdim=True)
-    return (centred / (groups.std(1, keepdim=True) + eps) if scale else centred).flatten()
+    if scale:
+        centred = _scaled(centred, groups.std(1, keepdim=True), groups.abs().amax(1, keepdim=True), eps)
+    return centred.flatten()
 
 
 def process_supervision_advantages(step_rewards, step_ends, group_size, eps=1e-4):
@@ -94,16 +104,16 @@ def process_supervision_advantages(step_rewards, step_ends, group_size, eps=1e-4
         group_size: G ≥ 2, the rows of a group contiguous.
         eps: added to the sample deviation.
     Returns:
-        (B, T); 0 after the last step's end. A group with fewer than two steps gives 0.
+        (B, T); 0 after the last step's end. A group with fewer than two steps, or with equal rewards, gives 0.
     Raises:
         ValueError: if shapes differ, G < 2 or B is not a multiple of G.
     """
     check_same_shape(step_rewards=step_rewards, step_ends=step_ends)
     rewards, ends = _groups(step_rewards, group_size).flatten(1), _groups(step_ends.bool(), group_size).flatten(1)
-    count = ends.sum(1, keepdim=True)
-    centred = rewards - masked_mean(rewards, ends, dim=1).unsqueeze(1)
-    variance = masked_sum(centred.square(), ends, dim=1).unsqueeze(1) / (count - 1).clamp(min=1)
-    normalised = torch.where(ends, centred / (variance.sqrt() + eps), torch.zeros_like(centred))
+    (rewards,) = zero_outside(ends, rewards)
+    (centred,) = zero_outside(ends, rewards - masked_mean(rewards, ends, dim=1).unsqueeze(1))
+    variance = centred.square().sum(1, keepdim=True) / (ends.sum(1, keepdim=True) - 1).clamp(min=1)
+    normalised = _scaled(centred, variance.sqrt(), rewards.abs().amax(1, keepdim=True), eps)
     return normalised.view_as(step_rewards).flip(1).cumsum(1).flip(1)
 
 
@@ -134,7 +144,7 @@ def grpo_loss(
     """Minus GRPO's objective.
 
         sequence:  L = −(1/B) Σ_i (1/|o_i|) Σ_t l_it          token:  L = −Σ l_it / Σ_i |o_i|
-        constant:  L = −Σ l_it / (B · normalizer_length),     l = min(r A, clip(r) A) − β KL      Shao et al. 2024, eq. 3
+        constant:  L = −Σ l_it / (B · normalizer_length),     l = min(r A, clip(r) A) − β KL     Shao et al. 2024, eq. 3
 
     Args:
         logprobs: (B, T) nats, carries the gradient.
@@ -160,10 +170,12 @@ def grpo_loss(
     check_same_shape(advantages=advantages, logprobs=logprobs)
     if beta and ref_logprobs is None:
         raise ValueError(f"beta is {beta} but ref_logprobs is None; give the world a reference or set beta to 0")
+    logprobs, old_logprobs, advantages = zero_outside(mask, logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs.detach()).exp()
     objective = clipped_surrogate(ratio, advantages, clip)
     stats = ratio_stats(logprobs, old_logprobs, mask, clip) | {"kl_policy_ref": logprobs.new_zeros(())}
     if ref_logprobs is not None:
+        (ref_logprobs,) = zero_outside(mask, ref_logprobs)
         stats["kl_policy_ref"] = masked_mean(k3(logprobs.detach(), ref_logprobs.detach()), mask)
     if beta:
         objective = objective - beta * kl_in_loss(logprobs, old_logprobs, ref_logprobs, kl)
@@ -202,7 +214,8 @@ class GRPO(Stateful):
             for part in batch.minibatches(config.minibatches, whole_rows=True):
                 losses = (self._loss(piece) for piece in part.split(config.micro_batches))
                 seen.append(descend(self.optimizer, losses, config.max_grad_norm))
-        dead = batch.scores.view(-1, batch.group_size).std(1) < 1e-6
+        groups = batch.scores.view(-1, batch.group_size)
+        dead = groups.amax(1) == groups.amin(1)
         return average_stats(seen) | {
             "kl_old_new": kl_old_new(self.policy, batch),
             "dead_group_fraction": dead.float().mean(),

@@ -6,9 +6,9 @@
 Clipping takes the gradient away from an action whose ratio has already left the interval in the direction its advantage
 wants. It does not keep the ratio inside: the other actions' gradients still move it.
 
-Left out against the paper: parameters shared between policy and critic, and with them c₁ (a weight on a loss of its own
-would only rescale what Adam divides out). Stated choices: advantages are whitened over the whole batch; the norm of each
-gradient is limited to 0.5 (as OpenAI baselines do).
+Left out against the paper: parameters shared between policy and critic, and with them c₁ (a weight on a loss of its
+own would only rescale what Adam divides out). Stated choices: advantages are whitened over the whole batch; the norm of
+each gradient is limited to 0.5 (as OpenAI baselines do).
 """
 
 from dataclasses import dataclass
@@ -16,38 +16,39 @@ from dataclasses import dataclass
 import torch
 
 from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, kl_old_new, trainable
+from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share
 from minirl.functional.kl import k3
-from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten
+from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten, zero_outside
 from minirl.functional.returns import explained_variance, gae
 
 
 @dataclass(frozen=True)
-class PPOConfig:
+class PPOConfig(Settings):
     """Settings of PPO."""
 
-    clip: float = 0.2
+    clip: Positive = 0.2
     """Epsilon of the clipped surrogate (paper, table 3: 0.2)."""
-    epochs: int = 10
+    epochs: Count = 10
     """Passes over each batch (paper, table 3: 10)."""
-    minibatches: int = 32
+    minibatches: Count = 32
     """Parts that each pass is cut into (paper, table 3: 2,048 steps / 64)."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount (paper, table 3: 0.99; use 1 for text)."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """Lambda of GAE (paper, table 3: 0.95)."""
-    value_clip: float | None = None
+    value_clip: Positive | None = None
     """Keep new values this close to old ones inside the value loss; None for off."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegative = 0.0
     """c2, weight of the entropy bonus (paper: 0 on MuJoCo, 0.01 on Atari)."""
-    target_kl: float | None = None
+    target_kl: Positive | None = None
     """Stop the passes once the estimated KL(old || new) of a mini-batch exceeds this, nats; None for never."""
-    lr: float = 3e-4
+    lr: NonNegative = 3e-4
     """Adam step size (paper, table 3: 3e-4)."""
-    critic_lr: float = 3e-4
+    critic_lr: NonNegative = 3e-4
     """Adam step size of the critic (paper: the policy's)."""
     lr_decay: bool = True
     """Let the step sizes fall linearly to 0 over the run (paper: on Atari)."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive = 0.5
     """The gradient is scaled down to this norm (OpenAI baselines: 0.5)."""
 
 
@@ -70,7 +71,7 @@ def ratio_stats(logprobs, old_logprobs, mask, clip):
     """How far the policy has moved on the sampled actions: `ratio_max`, `clip_fraction`, `kl_old_new`, `count`.
 
     clip_fraction is the share of actions whose ratio lies outside the interval, whether or not their gradient is cut;
-    kl_old_new is the mean of k3, which estimates KL(π_old‖π) from π_old's actions. All (B, T) inputs are constants here.
+    kl_old_new is the mean of k3, which estimates KL(π_old‖π) from π_old's actions. All (B, T) inputs are constants.
     """
     low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
     logprobs, old_logprobs = logprobs.detach(), old_logprobs.detach()
@@ -101,6 +102,7 @@ def clipped_surrogate_loss(logprobs, old_logprobs, advantages, mask, clip=0.2):
         ValueError: if the shapes differ.
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    logprobs, old_logprobs, advantages = zero_outside(mask, logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs.detach()).exp()
     loss = -masked_mean(clipped_surrogate(ratio, advantages, clip), mask)
     return loss, {"policy_loss": loss.detach()} | ratio_stats(logprobs, old_logprobs, mask, clip)
@@ -124,7 +126,7 @@ def value_loss(values, old_values, returns, mask, clip=None):
         ValueError: if the shapes differ.
     """
     check_same_shape(values=values, old_values=old_values, returns=returns, mask=mask)
-    returns = returns.detach()
+    values, old_values, returns = zero_outside(mask, values, old_values, returns.detach())
     error = (values - returns).square()
     if clip is not None:
         clipped = old_values.detach() + (values - old_values.detach()).clamp(-clip, clip)

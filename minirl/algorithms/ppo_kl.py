@@ -17,35 +17,36 @@ from torch.distributions import kl_divergence
 
 from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, trainable
 from minirl.algorithms.ppo import ratio_stats, value_loss
-from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten
+from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share
+from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten, zero_outside
 from minirl.functional.returns import explained_variance, gae
 
 
 @dataclass(frozen=True)
-class PPOKLConfig:
+class PPOKLConfig(Settings):
     """Settings of PPO with a KL penalty."""
 
-    kl_target: float = 0.01
+    kl_target: Positive = 0.01
     """d_targ, nats per action (paper, table 1: 0.003, 0.01 (best) and 0.03)."""
-    kl_beta: float = 1.0
+    kl_beta: NonNegative = 1.0
     """Beta at the start (paper, section 4: 1)."""
     adaptive: bool = True
     """Adapt beta towards kl_target; off keeps it fixed (paper, table 1: 0.3, 1, 3, 10)."""
-    epochs: int = 10
+    epochs: Count = 10
     """Passes over each batch (paper, table 3: 10)."""
-    minibatches: int = 32
+    minibatches: Count = 32
     """Parts that each pass is cut into (paper, table 3: 2,048 steps / 64)."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount (paper, table 3: 0.99; use 1 for text)."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """Lambda of GAE (paper, table 3: 0.95)."""
-    lr: float = 3e-4
+    lr: NonNegative = 3e-4
     """Adam step size (paper, table 3: 3e-4)."""
-    critic_lr: float = 3e-4
+    critic_lr: NonNegative = 3e-4
     """Adam step size of the critic (paper: the policy's)."""
     lr_decay: bool = True
     """Let the step sizes fall linearly to 0 over the run."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive = 0.5
     """The gradient is scaled down to this norm (OpenAI baselines: 0.5)."""
 
 
@@ -68,6 +69,7 @@ def kl_penalty_loss(logprobs, old_logprobs, advantages, kl, mask, beta=1.0):
         ValueError: if the shapes differ.
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, kl=kl, mask=mask)
+    logprobs, old_logprobs, advantages, kl = zero_outside(mask, logprobs, old_logprobs, advantages, kl)
     ratio = (logprobs - old_logprobs.detach()).exp()
     loss = -masked_mean(ratio * advantages.detach() - beta * kl, mask)
     stats = {"policy_loss": loss.detach()} | ratio_stats(logprobs, old_logprobs, mask, clip=0.2)
@@ -117,7 +119,7 @@ class PPOKL(Stateful):
         with torch.no_grad():
             kl = masked_mean(kl_divergence(old_policy(batch.obs), self.policy(batch.obs)), batch.mask)
         stats = average_stats(seen) | {"kl_old_new": kl, "count": batch.mask.sum()}
-        stats["kl_beta"] = torch.tensor(self.beta)
+        stats["kl_beta"] = self.beta
         if config.adaptive:
             self.beta = adapt_beta(self.beta, float(kl), config.kl_target)
         stats["value_loss"] = average_stats(critic_seen)["value_loss"]

@@ -16,35 +16,36 @@ import torch
 
 from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, kl_old_new, trainable
 from minirl.algorithms.ppo import value_loss
-from minirl.functional.masked import check_same_shape, masked_mean, masked_sum
+from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share, ShareBelowOne
+from minirl.functional.masked import check_same_shape, masked_mean, masked_sum, zero_outside
 from minirl.functional.returns import explained_variance, gae, rewards_to_go
 
 
 @dataclass(frozen=True)
-class REINFORCEConfig:
+class REINFORCEConfig(Settings):
     """Settings of REINFORCE."""
 
     baseline: Literal["ema", "learned", "leave-one-out", "none"] = "ema"
     """What the return is compared with."""
-    ema_decay: float = 0.9
+    ema_decay: ShareBelowOne = 0.9
     """rho in b <- rho b + (1 - rho) R; about the last ten batches count."""
-    gamma: float = 1.0
+    gamma: Share = 1.0
     """Discount (1 for text, as in InstructGPT; 0.99 is usual on the walker)."""
     reduction: Literal["trajectory", "token"] = "token"
     """trajectory: sum over time, mean over rows (Williams); token: one mean over all actions."""
-    entropy_coef: float = 0.0
+    entropy_coef: NonNegative = 0.0
     """Weight of the entropy bonus."""
-    lr: float = 3e-4
+    lr: NonNegative = 3e-4
     """Adam step size of the policy."""
     lr_decay: bool = True
     """Let the step sizes fall linearly to 0 over the run."""
-    critic_lr: float = 1e-3
+    critic_lr: NonNegative = 1e-3
     """Adam step size of the learned baseline."""
-    critic_epochs: int = 5
+    critic_epochs: Count = 5
     """Passes of the learned baseline over each batch."""
-    critic_minibatches: int = 8
+    critic_minibatches: Count = 8
     """Parts that each pass is cut into."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """The gradient is scaled down to this norm."""
 
 
@@ -65,7 +66,8 @@ def policy_gradient_loss(logprobs, advantages, mask, reduction="token"):
         ValueError: if the shapes differ or the reduction is unknown.
     """
     check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
-    weighted = advantages.detach() * logprobs
+    logprobs, advantages = zero_outside(mask, logprobs, advantages.detach())
+    weighted = advantages * logprobs
     if reduction == "trajectory":
         count = torch.ones_like(mask[:, 0], dtype=torch.long).sum()
         loss = -masked_sum(weighted, mask) / count

@@ -11,20 +11,21 @@ from dataclasses import dataclass
 import torch
 
 from minirl.algorithms.optimize import Stateful, trainable
+from minirl.algorithms.settings import NonNegative, Positive, Settings
 from minirl.functional.masked import masked_mean, token_logprobs
 
 
 @dataclass(frozen=True)
-class SFTConfig:
+class SFTConfig(Settings):
     """Settings of supervised fine-tuning."""
 
-    lr: float = 1e-3
+    lr: NonNegative = 1e-3
     """AdamW step size (tiny models need about 100 times the 9.65e-6 of InstructGPT)."""
     lr_decay: bool = False
     """Let the step size fall linearly to 0 over the run."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """AdamW weight decay."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """The gradient is scaled down to this norm (GPT-3: 1.0)."""
 
 

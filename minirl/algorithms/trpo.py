@@ -11,6 +11,7 @@ Left out against the paper: the vine sampling scheme. Advantages come from GAE (
 of Q-values; a critic with an optimiser of its own supplies them.
 """
 
+import copy
 from dataclasses import dataclass
 
 import torch
@@ -19,39 +20,40 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, trainable
 from minirl.algorithms.ppo import value_loss
-from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten
+from minirl.algorithms.settings import Count, NonNegative, Positive, PositiveShare, Settings, Share, Whole
+from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten, zero_outside
 from minirl.functional.returns import explained_variance, gae
 
 
 @dataclass(frozen=True)
-class TRPOConfig:
+class TRPOConfig(Settings):
     """Settings of TRPO."""
 
-    delta: float = 0.01
+    delta: Positive = 0.01
     """Largest mean KL(old || new) of a step, nats per action (paper, table 2: 0.01)."""
-    damping: float = 0.1
+    damping: NonNegative = 0.1
     """Added to the Fisher matrix's diagonal (OpenAI baselines and Spinning Up: 0.1)."""
-    cg_iterations: int = 10
+    cg_iterations: Count = 10
     """Conjugate-gradient iterations (paper, appendix C: k = 10)."""
-    fisher_fraction: float = 1.0
+    fisher_fraction: PositiveShare = 1.0
     """Share of the rows or steps that the Fisher matrix is measured on (paper, appendix C: about 0.1)."""
-    backtrack: float = 0.8
+    backtrack: PositiveShare = 0.8
     """Factor of the line search (Spinning Up, SB3-contrib: 0.8)."""
-    max_backtracks: int = 10
+    max_backtracks: Whole = 10
     """Most shrinkings before the step is given up."""
-    gamma: float = 0.99
+    gamma: Share = 0.99
     """Discount (paper: 0.99; use 1 for text)."""
-    gae_lambda: float = 0.95
+    gae_lambda: Share = 0.95
     """Lambda of GAE."""
-    critic_lr: float = 1e-3
+    critic_lr: NonNegative = 1e-3
     """Adam step size of the critic (OpenAI baselines: 1e-3)."""
-    critic_epochs: int = 10
+    critic_epochs: Count = 10
     """Passes of the critic over each batch (SB3-contrib: 10)."""
-    critic_minibatches: int = 16
+    critic_minibatches: Count = 16
     """Parts that each pass is cut into (2,048 steps / 128 as in SB3-contrib)."""
     lr_decay: bool = False
     """Let the critic's step size and delta fall linearly to 0 over the run."""
-    max_grad_norm: float = 0.5
+    max_grad_norm: Positive = 0.5
     """The critic's gradient is scaled down to this norm."""
 
 
@@ -63,14 +65,14 @@ def surrogate_loss(logprobs, old_logprobs, advantages, mask):
     Args:
         logprobs: (B, T) nats, carries the gradient.
         old_logprobs: (B, T) nats, of the policy that sampled; constants.
-        advantages: (B, T); constants.
-        mask: (B, T).
+        advantages, mask: (B, T); constants.
     Returns:
         (loss, stats) with `policy_loss`, `ratio_max`, `count` (actions).
     Raises:
         ValueError: if the shapes differ.
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    logprobs, old_logprobs, advantages = zero_outside(mask, logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs.detach()).exp()
     loss = -masked_mean(ratio * advantages.detach(), mask)
     return loss, {
@@ -87,8 +89,7 @@ def conjugate_gradient(matvec, b, iterations=10, tolerance=1e-10):
     the quadratic ½ xᵀFx − bᵀx falls at every one.
 
     Args:
-        matvec: vector (n,) -> F @ vector (n,).
-        b: (n,).
+        matvec, b: the map from a vector (n,) to F @ vector (n,), and the right side (n,).
         iterations: most products to spend.
         tolerance: stop once the squared residual |b − Fx|² is below it.
     Returns:
@@ -151,9 +152,7 @@ def fisher_vector_product(policy, obs, mask, vector, damping=0.1):
 
     Args:
         policy, obs, mask, damping: as in fisher_product.
-        vector: (n,), n = number of parameters of the policy that require gradients.
-    Returns:
-        (n,).
+        vector: (n,), n = number of parameters of the policy that require gradients; so is the result.
     """
     return fisher_product(policy, obs, mask, damping)(vector)
 
@@ -180,7 +179,7 @@ def trust_region_step(
         delta: δ, nats per action.
         damping, iterations: of the conjugate gradient.
         backtrack, max_backtracks: of the line search.
-        fisher_fraction: share of the rows that F is measured on, the first ones.
+        fisher_fraction: share of the rows that F is measured on, evenly spaced.
     Returns:
         stats: `accepted`, `backtracks`, `kl_old_new` (exact, mean over actions), `policy_loss` before the step,
         `surrogate_gain`, `entropy` before the step, `ratio_max`, `grad_norm`, `count`. When rejected the parameters
@@ -192,11 +191,13 @@ def trust_region_step(
     loss, stats = surrogate_loss(old.log_prob(actions), old_logprobs, advantages, mask)
     gradient = -_flat(torch.autograd.grad(loss, parameters, materialize_grads=True))
     rows = max(1, round(fisher_fraction * obs.shape[0]))
-    matvec = fisher_product(policy, obs[:rows], mask[:rows], damping)
-    x = conjugate_gradient(matvec, gradient, iterations)
+    index = torch.arange(rows, device=obs.device) * obs.shape[0] // rows
+    matvec = fisher_product(policy, obs[index], mask[index], damping)
+    unit = masked_mean(advantages.abs(), mask).clamp(min=1e-30)  # the step must not depend on the unit of reward
+    x = conjugate_gradient(matvec, gradient / unit, iterations)
     full_step = (2 * delta / (x @ matvec(x)).clamp(min=1e-30)).sqrt() * x
     with torch.no_grad():
-        old = policy(obs)
+        old = copy.deepcopy(policy(obs))  # a policy may hand out views of its parameters, which are about to move
         stats |= {"entropy": masked_mean(old.entropy(), mask), "grad_norm": gradient.norm()}
         for backtracks in range(max_backtracks + 1):
             _set_parameters(parameters, start + backtrack**backtracks * full_step)
@@ -233,7 +234,7 @@ class TRPO(Stateful):
             config.gamma, config.gae_lambda,
         )  # fmt: skip
         batch = batch.with_(advantages=masked_whiten(advantages, batch.mask), returns=returns)
-
+        batch = batch if batch.rows_are_sequences else batch.steps()  # so that a share of the rows is one of the steps
         stats = trust_region_step(
             self.policy, batch.obs, batch.actions, batch.logprobs, batch.advantages, batch.mask,
             config.delta * (1 - progress if config.lr_decay else 1), config.damping, config.cg_iterations,

@@ -7,43 +7,21 @@ libraries load too, and tokenizer.json, which says by name and fingerprint what 
 import copy
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
 
+from minirl.algorithms.settings import Count, NonNegative, PositiveShare
 from minirl.algorithms.sft import SFT, SFTConfig
-from minirl.checkpoint import (
-    replacing,
-)
+from minirl.checkpoint import replacing
+from minirl.experiments.settings import ArithmeticSettings, Machine
 from minirl.models.gpt import GPT, GPTConfig
 from minirl.models.policies import TokenPolicy
 from minirl.models.tokenizer import default_tokenizer, named_tokenizer
 from minirl.tracking import Tracker, say, write_config
-from minirl.training import fit, resolve_device, seed_everything
-from minirl.worlds.arithmetic import Arithmetic
+from minirl.training import fit
 from minirl.worlds.text import TokenWorld, allowed_ids, pack_completions
-
-
-@dataclass(frozen=True)
-class ArithmeticSettings:
-    """Which sums."""
-
-    terms: int = 2
-    """Numbers that are added."""
-    largest: int = 49
-    """Largest of them."""
-    format: Literal["direct", "think"] = "direct"
-    """Answer at once, or think in tags first."""
-    held_out: int = 256
-    """Problems kept for evaluation; they never occur in training."""
-    task_seed: int = 0
-    """Of the split into training and held-out problems."""
-
-    def task(self):
-        """The Arithmetic task."""
-        return Arithmetic(self.terms, self.largest, self.format, self.held_out, self.task_seed)
 
 
 def save_model(folder, gpt, tokenizer):
@@ -70,7 +48,7 @@ def load_model(path, device="cpu"):
     path = Path(path)
     folder = path / "model" if (path / "model").is_dir() else path
     if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"no model in {path}; make one with `python -m minirl pretrain`, then sft, or see --init")
+        raise FileNotFoundError(f"no model in {path}; make one with python -m minirl pretrain, then sft; or see --init")
     gpt = GPT.from_pretrained(folder)
     identity = folder / "tokenizer.json"
     if not identity.is_file():
@@ -94,42 +72,37 @@ def write_samples(folder, **samples):
 
 
 @dataclass(frozen=True)
-class Pretrain:
+class Pretrain(Machine):
     """Train a tiny GPT from nothing on sums of mixed quality: right ones, forgotten carries, and noise."""
 
     out: Path = Path("runs/pretrain")
     """Folder for the model, metrics.csv, config.json and TensorBoard files; an earlier run there is replaced."""
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
     """The sums."""
-    n_layer: int = 2
+    n_layer: Count = 2
     """Transformer blocks."""
-    n_head: int = 4
+    n_head: Count = 4
     """Attention heads of each."""
-    n_embd: int = 64
+    n_embd: Count = 64
     """Width."""
-    block_size: int = 64
+    block_size: Count = 64
     """Longest text in tokens."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=3e-3, lr_decay=True))
     """The optimiser."""
-    steps: int = 1500
+    steps: Count = 1500
     """Optimiser steps."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Texts in each."""
-    documents: int = 30_000
+    documents: Count = 30_000
     """Texts to learn from."""
-    seed: int = 0
-    """Of everything random."""
-    device: str = "auto"
-    """auto, cpu, cuda or another torch device."""
-    evaluate_every: int = 100
+    evaluate_every: Count = 100
     """Steps between evaluations."""
     quiet: bool = False
     """No progress bar."""
 
     def run(self):
         """Pretrain, save, and return a summary."""
-        device = resolve_device(self.device)
-        seed_everything(self.seed)
+        device = self.prepare()
         tokenizer, task = default_tokenizer(), self.arithmetic.task()
         config = GPTConfig(tokenizer.vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd)
         gpt = GPT(config).to(device)
@@ -139,7 +112,7 @@ class Pretrain:
 
 
 @dataclass(frozen=True)
-class Finetune:
+class Finetune(Machine):
     """Supervised fine-tuning on right answers; stops at the first evaluation with enough held-out accuracy."""
 
     out: Path = Path("runs/sft")
@@ -150,28 +123,23 @@ class Finetune:
     """The sums."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=1e-4))
     """The optimiser."""
-    stop_at: float = 0.3
+    stop_at: NonNegative = 0.3
     """Stop once greedy held-out accuracy reaches this, so that something is left to learn; above 1 to never stop."""
-    steps: int = 500
+    steps: Count = 500
     """Most optimiser steps."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """Texts in each."""
-    demonstrations: int = 10_000
+    demonstrations: Count = 10_000
     """Right answers to learn from."""
-    seed: int = 0
-    """Of everything random."""
-    device: str = "auto"
-    """auto, cpu, cuda or another torch device."""
-    evaluate_every: int = 2
+    evaluate_every: Count = 2
     """Steps between evaluations."""
     quiet: bool = False
     """No progress bar."""
 
     def run(self):
         """Fine-tune, save, and return a summary."""
-        device = resolve_device(self.device)
+        device = self.prepare()
         gpt, tokenizer = load_model(self.init, device)
-        seed_everything(self.seed)
         task = self.arithmetic.task()
         texts = task.demonstrations(self.demonstrations, torch.Generator().manual_seed(self.seed))
         records = pack_completions(tokenizer, *texts, device=device)
@@ -187,16 +155,16 @@ def imitate(settings, gpt, tokenizer, task, records, device, stop_at=None):
 
     def evaluate(step):
         metrics, latest["samples"] = world.evaluate(policy, seed=settings.seed)
-        return metrics
+        return {f"eval_{name}": value for name, value in metrics.items()}
 
-    before, samples = world.evaluate(policy, seed=settings.seed)
-    write_config(settings.out, settings)
+    before, samples = evaluate(0), latest["samples"]
+    write_config(settings.out, replace(settings, device=device))
     began = time.perf_counter()
     with Tracker(settings.out, settings.steps, settings.out.name, unit="step", quiet=settings.quiet) as tracker:
         history = fit(
             SFT(policy, settings.sft), records, settings.steps, settings.batch_size, tracker, seed=settings.seed,
             evaluate=evaluate, evaluate_every=settings.evaluate_every,
-            stop=None if stop_at is None else lambda row: row["accuracy_greedy"] >= stop_at,
+            stop=None if stop_at is None else lambda row: row["eval_accuracy_greedy"] >= stop_at,
             save=lambda step: save_model(settings.out, gpt, tokenizer),
         )  # fmt: skip
     seconds = time.perf_counter() - began
@@ -206,35 +174,30 @@ def imitate(settings, gpt, tokenizer, task, records, device, stop_at=None):
 
 
 @dataclass(frozen=True)
-class Generate:
+class Generate(Machine):
     """Let a trained model complete prompts."""
 
     prompts: tuple[str, ...] = ()
-    """Texts to complete, such as "12+34="; none: eight held-out sums."""
+    """Texts to complete, such as "3+4+8="; none: eight held-out sums."""
     init: Path = Path("runs/sft")
     """Run (or model folder) to load."""
-    max_new_tokens: int = 24
+    max_new_tokens: Count = 24
     """Longest completion."""
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """0 takes the most probable token each time."""
-    top_k: int | None = None
+    top_k: Count | None = None
     """Sample among the k most probable tokens only."""
-    top_p: float | None = None
+    top_p: PositiveShare | None = None
     """Sample among the fewest tokens that hold this probability."""
-    samples: int = 1
+    samples: Count = 1
     """Completions of each prompt."""
     out: Path | None = None
     """Also write them to OUT/samples.json."""
-    seed: int = 0
-    """Of the sampling."""
-    device: str = "auto"
-    """auto, cpu, cuda or another torch device."""
 
     def run(self):
         """Print the completions, and return them."""
-        device = resolve_device(self.device)
+        device = self.prepare()
         gpt, tokenizer = load_model(self.init, device)
-        seed_everything(self.seed)
         prompts = list(self.prompts) or ArithmeticSettings().task().held_out(8)[0]
         results = []
         for prompt in prompts:

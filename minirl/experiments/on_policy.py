@@ -7,7 +7,7 @@ text and on control. A new on-policy algorithm is one new file in algorithms/ an
 import copy
 import inspect
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,81 +16,14 @@ from minirl.algorithms.ppo import PPO, PPOConfig
 from minirl.algorithms.ppo_kl import PPOKL, PPOKLConfig
 from minirl.algorithms.reinforce import REINFORCE, REINFORCEConfig
 from minirl.algorithms.trpo import TRPO, TRPOConfig
-from minirl.checkpoint import has_checkpoint, load_checkpoint, restore_rng_state, rng_state, save_checkpoint
-from minirl.experiments.language import ArithmeticSettings, load_model, save_model, write_samples
+from minirl.checkpoint import FILE_NAME, has_checkpoint, load_checkpoint, restore_rng_state, rng_state, save_checkpoint
+from minirl.experiments.language import load_model, save_model, write_samples
+from minirl.experiments.settings import ControlSettings, RunSettings, TextSettings  # noqa: F401
 from minirl.models.normalizer import ObservationNormalizer
 from minirl.models.policies import CategoricalPolicy, GaussianPolicy, TokenCritic, TokenPolicy, ValueNetwork
 from minirl.tracking import Tracker, write_config, write_rows
-from minirl.training import resolve_device, seed_everything, train
+from minirl.training import train
 from minirl.worlds.text import TokenWorld, allowed_ids
-
-
-@dataclass(frozen=True)
-class TextSettings:
-    """How completions are collected and judged."""
-
-    init: Path = Path("runs/sft")
-    """Run (or model folder) to start from: what `python -m minirl sft` wrote."""
-    arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
-    """The sums."""
-    prompts_per_batch: int = 64
-    """Different prompts in a batch."""
-    group_size: int = 4
-    """Completions of each prompt."""
-    temperature: float = 1.0
-    """Of sampling; training uses the same."""
-    kl_coef: float = 0.0
-    """Weight of the KL to the starting model inside the reward, per token (GRPO has it in the loss: --kl-beta)."""
-    missing_end_penalty: float = 0.0
-    """Subtracted from the reward of a completion that did not end by itself."""
-
-
-@dataclass(frozen=True)
-class ControlSettings:
-    """How an environment is stepped."""
-
-    num_envs: int = 4
-    """Environments stepped side by side."""
-    steps: int = 512
-    """Steps of each environment in a batch."""
-    whole_episodes: bool = False
-    """Collect one whole episode of each environment instead of a fixed number of steps."""
-    group_size: int = 1
-    """Episodes from each initial state (GRPO)."""
-    hidden: tuple[int, ...] = (64, 64)
-    """Widths of the hidden layers of policy and critic (PPO paper: 64 64)."""
-    normalize_observations: bool = True
-    """Shift and scale observations by what has been seen so far."""
-    reward_scaling: bool = True
-    """Divide rewards by the deviation of the discounted return."""
-    warmup_steps: int = 512
-    """Random steps that the normaliser sees before training (not counted as training steps)."""
-
-
-@dataclass(frozen=True)
-class RunSettings:
-    """Length, seed and place of a run."""
-
-    out: Path
-    """Folder for metrics.csv, config.json, checkpoint and TensorBoard files."""
-    updates: int | None = None
-    """Batches to learn from; a default depends on algorithm and task."""
-    env_steps: int | None = None
-    """On control instead of --updates: environment steps in all."""
-    seed: int = 0
-    """Of everything random."""
-    device: str = "auto"
-    """auto, cpu, cuda or another torch device."""
-    evaluate_every: int = 10
-    """Updates between evaluations."""
-    evaluate_episodes: int = 5
-    """Episodes of an evaluation on control."""
-    save_every: int = 50
-    """Updates between checkpoints."""
-    resume: bool = False
-    """Go on from the checkpoint in --out."""
-    quiet: bool = False
-    """No progress bar."""
 
 
 class Entry(NamedTuple):
@@ -181,6 +114,15 @@ def number_of_updates(entry, task, world_settings, settings):
     return -(-settings.env_steps // (world_settings.num_envs * world_settings.steps))
 
 
+def check_groups(name, config, world_settings):
+    """Refuse a world that the algorithm cannot learn in, before anything is trained or written."""
+    grouped = isinstance(config, GRPOConfig) or getattr(config, "baseline", "") == "leave-one-out"
+    if grouped and world_settings.group_size < 2:
+        raise ValueError(f"{name} compares rows of one group here; set --group-size to 2 or more")
+    if isinstance(config, GRPOConfig) and getattr(world_settings, "kl_coef", 0.0):
+        raise ValueError(f"{name} has its KL in the loss, not in the reward; set --kl-beta instead of --kl-coef")
+
+
 class Run:
     """One training run: a world, an algorithm and a folder. `Run(...).start()` trains and returns a summary."""
 
@@ -188,9 +130,9 @@ class Run:
         self.name, self.task, self.config = name, task, config
         self.world_settings, self.settings = world_settings, settings
         entry = ALGORITHMS[name]
-        device = resolve_device(settings.device)
+        check_groups(name, config, world_settings)
         self.updates = number_of_updates(entry, task, world_settings, settings)
-        seed_everything(settings.seed)
+        self.device = device = settings.prepare()
         if task == "arithmetic":
             self.world, policy, make_critic = text_setup(world_settings, settings.seed, device)
         else:
@@ -200,17 +142,30 @@ class Run:
         self.algorithm = build(entry.algorithm, config, policy, make_critic)
         self.samples = []
 
-    def start(self):
-        """Train to the end. Returns a dict: before, after (metrics), seconds, steps_per_second, history."""
+    def start(self, on_log=None):
+        """Train to the end.
+
+        Args:
+            on_log: called with each row that is logged.
+        Returns:
+            dict: before and after (metrics of evaluations), seconds, steps_per_second (tokens or environment steps),
+            history (all rows).
+        """
         settings, done = self.settings, 0
         if settings.resume and has_checkpoint(settings.out):
             done = self.load()
         before, first_samples = self.evaluate(0), self.samples
-        write_config(settings.out, {"algorithm": self.name, "task": self.task, "config": self.config,
-                                    "world": self.world_settings, "run": settings})  # fmt: skip
+        if not done:
+            (Path(settings.out) / FILE_NAME).unlink(missing_ok=True)  # an earlier run's: --resume must not go on from it
+        write_config(settings.out, {
+            "algorithm": self.name, "task": self.task, "config": self.config, "world": self.world_settings,
+            "run": replace(settings, updates=self.updates, device=self.device),
+        })  # fmt: skip
         began = time.perf_counter()
         label = f"{self.name} {self.task}"
-        with Tracker(settings.out, self.updates, label, quiet=settings.quiet, resume_from_step=done or None) as tracker:
+        with Tracker(
+            settings.out, self.updates, label, quiet=settings.quiet, resume_from_step=done or None, on_log=on_log
+        ) as tracker:
             train(
                 self.world, self.algorithm, self.updates, tracker, evaluate=self.evaluate,
                 evaluate_every=settings.evaluate_every, save=self.save, save_every=settings.save_every, start=done,
@@ -220,24 +175,23 @@ class Run:
         if self.samples:
             write_samples(settings.out, before=first_samples, after=self.samples)
         after = {name: history[-1].get(name) for name in before}
-        unit = "tokens" if self.task == "arithmetic" else "env_steps"
         steps = sum(row["count"] for row in history if row["step"] > done)
-        return {"before": before, "after": after, "seconds": seconds, f"{unit}_per_second": steps / seconds,
+        return {"before": before, "after": after, "seconds": seconds, "steps_per_second": steps / seconds,
                 "history": history}  # fmt: skip
 
     def evaluate(self, update):
         """Metrics of the policy as it is, and self.samples where it writes text; touches no training state."""
         if self.task == "arithmetic":
             metrics, self.samples = self.world.evaluate(self.policy, seed=self.settings.seed)
-            return metrics
+            return {f"eval_{name}": value for name, value in metrics.items()}
         seed = 10_000 + self.settings.seed
         result = self.world.evaluate(self.policy, self.settings.evaluate_episodes, seed)
         return {"eval_return": result["return_mean"], "eval_length": result["length_mean"]}
 
     def save(self, update):
         """Write the whole state after `update`, and the model by itself where it writes text."""
-        state = {"update": update, "algorithm": self.algorithm.state_dict(), "world": self.world.state_dict(),
-                 "rng": rng_state()}  # fmt: skip
+        state = {"run": f"{self.name} {self.task}", "update": update, "rng": rng_state(),
+                 "algorithm": self.algorithm.state_dict(), "world": self.world.state_dict()}  # fmt: skip
         save_checkpoint(self.settings.out, state)
         if self.task != "arithmetic":
             write_rows(Path(self.settings.out) / "episodes.csv", self.world.finished)
@@ -246,8 +200,14 @@ class Run:
 
     def load(self):
         """Take the state back; returns the number of updates already made."""
-        state = load_checkpoint(self.settings.out, resolve_device(self.settings.device))
-        self.algorithm.load_state_dict(state["algorithm"])
-        self.world.load_state_dict(state["world"])
+        folder = self.settings.out
+        state = load_checkpoint(folder, self.device)
+        if state["run"] != f"{self.name} {self.task}":
+            raise ValueError(f"{folder} holds a run of {state['run']}; give another --out, or leave out --resume")
+        try:
+            self.algorithm.load_state_dict(state["algorithm"])
+            self.world.load_state_dict(state["world"])
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"the run in {folder} had other settings ({error}); see its config.json") from error
         restore_rng_state(state["rng"])
         return state["update"]

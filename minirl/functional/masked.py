@@ -23,6 +23,19 @@ def check_same_shape(**tensors):
             )
 
 
+def zero_outside(mask, *tensors):
+    """The tensors, each of the mask's shape, with zeros where mask is 0.
+
+    A loss does this first: were exp(log-ratio) infinite on padding, its gradient there would be 0 · ∞ = NaN.
+
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    for tensor in tensors:
+        check_same_shape(tensor=tensor, mask=mask)
+    return [torch.where(mask.bool(), tensor, torch.zeros_like(tensor)) for tensor in tensors]
+
+
 def masked_sum(x, mask, dim=None):
     """Σ of the entries of x where mask is 1.
 
@@ -36,7 +49,7 @@ def masked_sum(x, mask, dim=None):
         ValueError: if the shapes differ.
     """
     check_same_shape(x=x, mask=mask)
-    kept = torch.where(mask.bool(), x, torch.zeros_like(x))
+    (kept,) = zero_outside(mask, x)
     return kept.sum() if dim is None else kept.sum(dim)
 
 

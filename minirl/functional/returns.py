@@ -25,10 +25,10 @@ def rewards_to_go(rewards, terminated, truncated, gamma):
         ValueError: if the shapes differ.
     """
     check_same_shape(rewards=rewards, terminated=terminated, truncated=truncated)
-    goes_on = ~(terminated.bool() | truncated.bool())
+    ended = terminated.bool() | truncated.bool()
     out, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
-        following = rewards[:, t] + gamma * goes_on[:, t] * following
+        following = rewards[:, t] + gamma * following.masked_fill(ended[:, t], 0.0)
         out[:, t] = following
     return out
 
@@ -58,11 +58,11 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, lam):
         rewards=rewards, values=values, next_values=next_values, terminated=terminated, truncated=truncated
     )
     terminated = terminated.bool()
-    goes_on = ~(terminated | truncated.bool())
-    deltas = rewards + gamma * torch.where(terminated, torch.zeros_like(next_values), next_values) - values
+    ended = terminated | truncated.bool()
+    deltas = rewards + gamma * next_values.masked_fill(terminated, 0.0) - values
     advantages, following = torch.zeros_like(rewards), torch.zeros_like(rewards[:, 0])
     for t in reversed(range(rewards.shape[1])):
-        following = deltas[:, t] + gamma * lam * goes_on[:, t] * following
+        following = deltas[:, t] + gamma * lam * following.masked_fill(ended[:, t], 0.0)
         advantages[:, t] = following
     return advantages, advantages + values
 
@@ -108,7 +108,9 @@ def explained_variance(values, returns, mask=None):
     check_same_shape(values=values, returns=returns, mask=mask)
     keep = torch.ones_like(returns, dtype=torch.bool) if mask is None else mask.bool()
     values, returns = values.detach()[keep], returns.detach()[keep]
-    variance = returns.var(unbiased=False) if returns.numel() else returns.new_zeros(())
+    if not returns.numel():
+        return float("nan")
+    variance = returns.var(unbiased=False)
     if variance <= 1e-12 * returns.square().mean().clamp(min=1e-30):
         return float("nan")
     return float(1 - (returns - values).var(unbiased=False) / variance)

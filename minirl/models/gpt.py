@@ -105,10 +105,10 @@ class Block(nn.Module):
 
 
 def visible_keys(real, start=0):
-    """(B, K) bool -> (B, 1, T, K): what tokens from column `start` on may look at: real ones that are not later."""
-    # And always themselves: padding on the left sees nothing else, and a softmax over nothing is NaN.
+    """(B, K) bool -> (B, 1, T, K): what tokens from column `start` on may look at: earlier real ones, themselves."""
+    # Always themselves, because padding on the left sees nothing else, and a softmax over nothing is NaN.
     column = torch.arange(real.shape[1], device=real.device)
-    past, itself = column <= column[start:, None], column == column[start:, None]   # (T, K)
+    past, itself = column < column[start:, None], column == column[start:, None]   # (T, K)
     return ((past & real[:, None, :]) | itself)[:, None]                            # (B, 1, T, K)
 
 

@@ -1,9 +1,11 @@
 """Policies and critics: observation in, torch Distribution or value out.
 
 `policy(obs)` is all an algorithm ever asks: from the distribution come `log_prob`, `entropy`, `sample` and the exact
-KL divergence, whether an action is a token or a torque. `critic(obs)` gives V(s), and stands on a trunk of its own: on a
-shared trunk every step of the critic would also move the policy, outside any trust region.
+KL divergence, whether an action is a token or a torque. `critic(obs)` gives V(s), and stands on a trunk of its own: on
+a shared trunk every step of the critic would also move the policy, outside any trust region.
 """
+
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -12,14 +14,25 @@ from torch.distributions import Categorical, Independent, Normal
 _FORBIDDEN = -1e9  # finite, so that 0 · (log p − log q) is 0 and not NaN; its probability is exactly 0 in float32
 
 
+@contextmanager
+def without_dropout(module):
+    """Evaluate a module in eval mode, whatever mode it is in, and put that mode back."""
+    was_training = module.training
+    module.eval()
+    try:
+        yield
+    finally:
+        module.train(was_training)
+
+
 def check_whole_rows(obs):
     """Raise ValueError unless obs is (B, T) token ids that start at column 0 of the rows they were cut from.
 
     A view such as ids[:, 3:] would be read as a text that begins at its fourth token, and give other log-probabilities.
     """
     if obs.dim() != 2 or obs.is_floating_point():
-        raise ValueError(f"obs has shape {tuple(obs.shape)} and type {obs.dtype}; whole rows of token ids (B, T) needed")
-    if obs.shape[0] > 1 and obs.stride(0) and obs.storage_offset() % obs.stride(0):
+        raise ValueError(f"obs has shape {tuple(obs.shape)} and type {obs.dtype}; it must be (B, T) token ids")
+    if obs.stride(0) > obs.shape[1] and obs.storage_offset() % obs.stride(0):
         raise ValueError("obs is a slice of columns that does not start at column 0; pass whole rows")
 
 
@@ -27,6 +40,9 @@ class TokenPolicy(nn.Module):
     """A GPT as a policy: the state is the prefix, the action the next token.
 
         π(a | s_t) = softmax(logits(s_t) / temperature)[a]     over the allowed ids
+
+    A distribution never has dropout in it, or the two log-probabilities of a ratio would be of two functions. `logits`
+    has it where the GPT's config has it and the module is in train mode: that is for supervised losses.
 
     Args:
         gpt: models.gpt.GPT, used as it is (not copied).
@@ -55,11 +71,13 @@ class TokenPolicy(nn.Module):
 
     def forward(self, obs):
         """(B, T) ids -> Categorical over the next token at each of the B·T positions."""
-        return Categorical(logits=self.logits(obs), validate_args=False)
+        with without_dropout(self):
+            return Categorical(logits=self.logits(obs), validate_args=False)
 
     def mode(self, obs):
         """(B, T) ids -> (B, T) most probable next tokens."""
-        return self.logits(obs).argmax(-1)
+        with without_dropout(self):
+            return self.logits(obs).argmax(-1)
 
     def generate(self, ids, max_new_tokens, greedy=False, **options):
         """Continue (B, T) ids as this policy would act; options as in GPT.generate."""
@@ -70,6 +88,8 @@ class TokenPolicy(nn.Module):
 
 class TokenCritic(nn.Module):
     """A GPT trunk of its own with one scalar per position: V(prefix), or a reward model read at the last real token.
+
+    Like a policy's distribution, a value never has dropout in it.
 
     Args:
         gpt: the trunk; the critic takes it over, so pass a copy of the policy's.
@@ -85,7 +105,8 @@ class TokenCritic(nn.Module):
     def forward(self, obs):
         """(B, T) ids -> (B, T) values in units of reward."""
         check_whole_rows(obs)
-        return self.head(self.trunk.hidden(obs)).squeeze(-1)
+        with without_dropout(self):
+            return self.head(self.trunk.hidden(obs)).squeeze(-1)
 
 
 def mlp(sizes, last_gain):

@@ -127,7 +127,7 @@ class Arithmetic:
             ValueError: if forgetful and wrong are more than all.
         """
         if forgetful + wrong > 1:
-            raise ValueError(f"forgetful={forgetful} and wrong={wrong} are shares of the direct answers; together at most 1")
+            raise ValueError(f"forgetful={forgetful} and wrong={wrong} are shares of the answers; together at most 1")
         if thinking is None:
             thinking = float(self.format == "think")
         texts = []

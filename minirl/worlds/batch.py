@@ -44,6 +44,11 @@ class Batch:
     def __post_init__(self):
         check_same_shape(**{name: getattr(self, name) for name in _PER_STEP + _BY_ALGORITHM})
         check_same_shape(scores=self.scores, **{"one step of rewards": self.rewards[:, 0]})
+        for name in ("obs", "actions"):
+            shape = tuple(getattr(self, name).shape)
+            if shape[:2] != tuple(self.rewards.shape):
+                raise ValueError(f"{name} has shape {shape}, but rewards has shape {tuple(self.rewards.shape)}; "
+                                 "the first two dimensions must be equal")
 
     def with_(self, **changes):
         """A copy with some fields replaced."""
@@ -119,6 +124,10 @@ class Pairs:
 
     chosen: Completions
     rejected: Completions
+
+    def __post_init__(self):
+        if len(self.chosen) != len(self.rejected):
+            raise ValueError(f"chosen has {len(self.chosen)} rows, but rejected has {len(self.rejected)}")
 
     def __len__(self):
         return len(self.chosen)

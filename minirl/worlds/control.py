@@ -123,7 +123,7 @@ class ControlWorld:
             critic: (B, T, obs_dim) -> (B, T) values; without one, `values` and `next_values` are None.
         Returns:
             Batch: observations raw, actions as sampled, log-probs recomputed in one pass. `scores` sums a row's raw
-            rewards (where rows are whole episodes: the return). `metrics` are means over the episodes that ended.
+            rewards (where rows are whole episodes: the return). `metrics`: means over episodes that ended; env_steps.
         """
         normalizer = self.normalizer or getattr(policy, "normalizer", None)
         if normalizer is not None:
@@ -143,7 +143,8 @@ class ControlWorld:
         return Batch(
             **record, logprobs=policy(obs).log_prob(record["actions"]),
             values=None if critic is None else critic(obs), next_values=None if critic is None else critic(next_obs),
-            group_size=self.group_size, max_length=self.max_length, metrics={**metrics, "episodes": len(ended)},
+            group_size=self.group_size, max_length=self.max_length,
+            metrics=metrics | {"episodes": len(ended), "env_steps": self.env_steps},
         )  # fmt: skip
 
     def _feed(self, normalizer):

@@ -1,8 +1,8 @@
 """The text world: prompts in, completions sampled from the policy, rewards for whole completions, a Batch out.
 
-A row of ids is prompt then completion, from column 0, padded on the right. `pack_rows` shifts it once: obs = ids[:, :-1],
-actions = ids[:, 1:], so that position t's distribution is over the action at t. Nobody else shifts. Causal attention then
-needs no padding mask; left padding exists only inside `generate`.
+A row of ids is prompt then completion, from column 0, padded on the right. `pack_rows` shifts it once:
+obs = ids[:, :-1], actions = ids[:, 1:], so that position t's distribution is over the action at t. Nobody else shifts.
+Causal attention then needs no padding mask; left padding exists only inside `generate`.
 """
 
 import torch
@@ -104,7 +104,10 @@ class TokenWorld:
         prompts = [prompt for prompt in prompts for _ in range(self.group_size)]
         columns = {name: [x for x in column for _ in range(self.group_size)] for name, column in columns.items()}
         obs, actions, mask, completions, ended = self.complete(policy, prompts)
-        scores = torch.tensor(self.reward(prompts, completions, **columns), dtype=torch.float32, device=self.device)
+        scores = self.reward(prompts, completions, **columns)
+        if len(scores) != len(completions):
+            raise ValueError(f"the reward function gave {len(scores)} scores for {len(completions)} completions")
+        scores = torch.tensor(scores, dtype=torch.float32, device=self.device)
         scores = scores - self.missing_end_penalty * (~ended).float()
 
         logprobs = policy(obs).log_prob(actions)

@@ -10,20 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minirl.models import gpt as module
-from minirl.models.gpt import GPT, GPTConfig, next_token, next_token_probs
+from minirl.models.gpt import GPT, GPTConfig, next_token, next_token_probs, visible_keys
 
 V, BLOCK = 11, 16
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]])
 PROMPTS = [[3, 4, 5], [7], [1, 2, 3, 4, 5], [9, 8]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Tensors this small are slower on several threads, much slower when other processes want the cores too."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def make_gpt(dtype=torch.float64, std=0.4, **changes):
@@ -114,6 +105,14 @@ def test_positions_start_at_the_first_real_token():
     gpt.wpe.register_forward_hook(lambda _, args, __: used.append(args[0]))
     gpt(IDS[:, :5], torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]))
     assert used[0][0, 2:].tolist() == [0, 1, 2] and used[0][1].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_visible_keys_by_hand():
+    real = torch.tensor([[False, False, True, True], [True, True, True, False]])
+    expected = torch.tensor([[[1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]],   # padding sees itself only
+                             [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]]])  # and is seen by itself only
+    assert torch.equal(visible_keys(real), expected[:, None].bool())
+    assert torch.equal(visible_keys(real, start=3), expected[:, None, 3:].bool())
 
 
 def test_a_mask_of_ones_is_no_mask():
@@ -488,14 +487,16 @@ def test_the_file_has_gpt2s_names_and_layout(folder):
     assert len(tensors) == 2 + 2 * 12 + 2 and "lm_head.weight" not in tensors
 
 
-def test_a_failed_save_leaves_the_old_files(folder, monkeypatch):
+@pytest.mark.parametrize("where", ["writing", "replacing"])
+def test_a_failed_save_leaves_the_old_files(folder, monkeypatch, where):
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
 
-    def broken(tensors, path, metadata):
-        path.write_bytes(b"half a file")
+    def broken(tensors, path, metadata=None):
+        if where == "writing":
+            path.write_bytes(b"half a file")
         raise OSError("disk full")
 
-    monkeypatch.setattr(module, "save_file", broken)
+    monkeypatch.setattr(*((module, "save_file") if where == "writing" else (module.os, "replace")), broken)
     with pytest.raises(OSError, match="disk full"):
         make_gpt(torch.float32, std=0.1).save_pretrained(folder)
     assert {p.name: p.read_bytes() for p in folder.iterdir()} == before
@@ -553,7 +554,7 @@ def test_a_missing_folder_is_named(tmp_path):
         GPT.from_pretrained(tmp_path / "nowhere")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 def test_on_a_gpu(tmp_path):
     gpt = make_gpt(torch.float32)
     expected = gpt(IDS)
@@ -594,6 +595,7 @@ def test_transformers_loads_ours(transformers, tmp_path):
     ours.save_pretrained(tmp_path)
     theirs, report = transformers.GPT2LMHeadModel.from_pretrained(tmp_path, output_loading_info=True)
     assert not any(report.values())  # no missing, unexpected or mismatched keys
+    assert theirs.config.eos_token_id is None  # transformers' default, 50256, would lie outside a small vocabulary
     assert_same_model(ours, theirs)
 
 

@@ -49,8 +49,9 @@ def test_a_million_float32_samples():
     for piece in np.array_split(data, 489):  # rollouts of about 2,048
         normalizer.update(torch.from_numpy(piece))
     exact = data.astype(np.float64)
-    np.testing.assert_allclose(normalizer.mean.numpy(), exact.mean(0), rtol=1e-6)
-    np.testing.assert_allclose(normalizer.variance.numpy(), exact.var(0), rtol=1e-5)
+    # What is left is the rounding of the stored buffers; sums in float32 would be off by 1e-6 in the variance.
+    np.testing.assert_allclose(normalizer.mean.numpy(), exact.mean(0), rtol=5e-7)
+    np.testing.assert_allclose(normalizer.variance.numpy(), exact.var(0), rtol=5e-7)
     assert normalizer.count.item() == 1_000_000
 
 

@@ -48,7 +48,7 @@ class Counter(gymnasium.Env):
 
 
 class Lottery(gymnasium.Env):
-    """Draws its initial state and length (1 to 5) from its seed; pays the action; terminates or, if long, truncates."""
+    """Draws initial state and length (1 to 5) from its seed, moves by the action, pays it, and then writes over it."""
 
     observation_space, action_space = Box(-9, 9, (1,), np.float64), Box(-9, 9, (1,), np.float32)
 
@@ -58,8 +58,9 @@ class Lottery(gymnasium.Env):
         return self.state, {}
 
     def step(self, action):
-        self.left -= 1
-        return self.state + self.left, float(action[0]), self.left == 0, False, {}
+        self.left, self.state, reward = self.left - 1, self.state + action, float(action[0])
+        action[:] = 77.0
+        return self.state, reward, self.left == 0, False, {}
 
 
 def register(name, entry=Counter, limit=None, **settings):
@@ -71,6 +72,7 @@ THREE_TRUNCATED = register("ThreeTruncated", limit=3)
 THREE_TERMINATED = register("ThreeTerminated", limit=3, horizon=3)  # both flags at once
 TWO_TRUNCATED = register("TwoTruncated", limit=2, rewards=(1.0, 2.0, 3.0))
 FIVE = register("Five", horizon=5)
+FIVE_TRUNCATED = register("FiveTruncated", limit=5)
 ENDLESS = register("Endless")
 SIX_TORQUES = register("SixTorques", limit=4, action_space=Box(-1.0, 1.0, (6,), np.float32))
 FROM_ONE = register("FromOne", limit=4, action_space=Discrete(3, start=1))
@@ -187,7 +189,7 @@ def test_no_dummy_reset_steps():
     assert pairs == [(0, 1), (1, 2), (2, 3), (0, 1), (1, 2), (2, 3), (0, 1), (1, 2)]
     assert batch.mask.all() and len(Counter.received) == 8 == world.env_steps
     assert [(row["return"], row["length"], row["end_step"]) for row in world.finished] == [(3.0, 3, 3), (3.0, 3, 6)]
-    assert batch.metrics == {"episode_return": 3.0, "episode_length": 3.0, "episodes": 2}
+    assert batch.metrics == {"episode_return": 3.0, "episode_length": 3.0, "episodes": 2, "env_steps": 8}
     assert batch.scores.tolist() == [8.0]
 
 
@@ -320,6 +322,30 @@ def test_without_warm_up_the_first_rollout_sees_raw_observations():
     assert normalizer.count.item() == 6 and normalizer.mean.tolist() == [1.0, 0.5]
 
 
+def test_what_has_statistics_is_not_warmed_up():
+    normalizer = ObservationNormalizer(2)
+    normalizer.update(torch.zeros(3, 2))
+    world = ControlWorld(THREE_TRUNCATED, steps=6, warmup_steps=50)
+    world.collect(policy_for(world, normalizer))
+    assert normalizer.count.item() == 3
+
+
+def test_warm_up_takes_every_action_the_environment_has():
+    world = ControlWorld(FROM_ONE, steps=1, warmup_steps=50)
+    world.collect(policy_for(world, ObservationNormalizer(2)))
+    assert {int(action) for action in Counter.received[:50]} == {1, 2, 3}
+
+
+def test_a_rollout_is_fed_once_even_if_the_next_is_interrupted():
+    normalizer = ObservationNormalizer(2)
+    world = ControlWorld(THREE_TRUNCATED, steps=6, normalizer=normalizer)
+    world.collect(policy_for(world))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="non-finite"):
+            world.collect(fixed_policy([float("nan")]))
+    assert normalizer.count.item() == 6
+
+
 def test_padding_never_reaches_the_normaliser():
     normalizer = ObservationNormalizer(1)
     world = ControlWorld(LOTTERY, num_envs=4, whole_episodes=True)
@@ -330,9 +356,10 @@ def test_padding_never_reaches_the_normaliser():
     torch.testing.assert_close(normalizer.mean, kept.obs[kept.mask].mean(0))
 
 
-def test_reported_returns_are_never_scaled():
+@pytest.mark.parametrize("env_id", [FIVE, FIVE_TRUNCATED])
+def test_reported_returns_are_never_scaled(env_id):
     normalizer = ObservationNormalizer(2)
-    world = ControlWorld(FIVE, num_envs=2, steps=10, reward_scaling=True)
+    world = ControlWorld(env_id, num_envs=2, steps=10, reward_scaling=True)
     policy = policy_for(world, normalizer)
     batch = world.collect(policy)
     running = np.array([sum(0.99**k for k in range(t + 1)) for t in range(5)] * 4)  # R of an episode, 4 episodes
@@ -391,9 +418,15 @@ def test_evaluation_repeats_itself_and_can_sample():
     world = ControlWorld("Pendulum-v1", steps=10)
     policy = policy_for(world)
     greedy = [world.evaluate(policy, episodes=2, seed=4)["returns"] for _ in range(2)]
-    sampled = [world.evaluate(policy, episodes=2, seed=4, greedy=False)["returns"] for _ in range(2)]
-    assert greedy[0] == greedy[1] and sampled[0] == sampled[1] and greedy[0] != sampled[0]
+    sampled = []
+    for _ in range(2):
+        sampled.append(world.evaluate(policy, episodes=2, seed=4, greedy=False)["returns"])
+        torch.rand(1)  # the global stream goes on; the evaluation's own does not care
+    assert greedy[0] == greedy[1] and sampled[0] == sampled[1]
     assert greedy[0] != world.evaluate(policy, episodes=2, seed=5)["returns"]
+    policy.std = 1e-6  # sampling without noise is what greedy means; with noise it is something else
+    noiseless = world.evaluate(policy, episodes=2, seed=4, greedy=False)["returns"]
+    assert noiseless == pytest.approx(greedy[0], rel=1e-3) and sampled[0] != pytest.approx(greedy[0], rel=1e-3)
 
 
 def through_json(state):

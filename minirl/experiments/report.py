@@ -1,0 +1,96 @@
+"""The tour's report.html: one file that any browser opens, with the table, the figure and sample completions in it."""
+
+import base64
+import html
+import json
+from pathlib import Path
+from string import Template
+
+from minirl.checkpoint import replacing
+from minirl.tracking import machine
+
+PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>minirl: the tour</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
+th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
+th:first-child, td:first-child { text-align: left }
+th { border-bottom: 2px solid #888; font-weight: 600 }
+td.text { text-align: left; font-family: ui-monospace, monospace }
+.right { color: #00664a } .wrong { color: #a33b00 }
+img { width: 100%; height: auto }
+footer { color: #666; font-size: .85rem; margin-top: 3rem }
+.scroll { overflow-x: auto }
+</style></head><body>
+<h1>minirl: the tour</h1>
+<p>Writing text and walking are the same decision process. A tiny GPT was trained on sums of mixed quality
+(<i>pretrain</i>) and on a few right answers (<i>sft</i>). From that one checkpoint each algorithm then learned from
+nothing but a rule that says right or wrong. The same algorithms, by the same code, learned to walk in $env.</p>
+<h2>Results</h2>
+<div class="scroll">$table</div>
+<p>Accuracy is on $held_out held-out sums that never occur in training; for the four algorithms "after" is the mean of
+the last three evaluations. KL is from the policy to the SFT model, in nats per answer. One seed ($seed): the order of
+the algorithms may be another one for yours.</p>
+<h2>Curves</h2>
+<img alt="Learning curves: accuracy on held-out sums per update; accuracy against KL to the SFT model; return of the
+walker per environment step" src="data:image/png;base64,$figure">
+<h2>Samples, before and after</h2>
+<p>The first held-out sums and the most probable answer to each.</p>
+<div class="scroll">$samples</div>
+<footer>minirl $version, torch $torch, gymnasium $gymnasium, mujoco $mujoco, python $python; $cpu, $cores cores.
+Made by <code>python -m minirl tour$options</code>. All numbers are in results.csv and in each run's metrics.csv.</footer>
+</body></html>
+""")
+
+
+def write_report(progress, samples=10):
+    """Write OUT/report.html from the stages finished so far.
+
+    Args:
+        progress: tour.Progress.
+        samples: held-out prompts to show.
+    """
+    tour, here = progress.tour, machine()
+    out = Path(tour.out)
+    answers, held_out = sample_columns(progress.folders, samples)
+    page = PAGE.substitute(
+        here, version=here["minirl"], env=html.escape(tour.env), seed=tour.seed, held_out=held_out,
+        table=html_table(*progress.cells()), samples=html_table(*answers) if answers else "",
+        figure=base64.b64encode((out / "tour.png").read_bytes()).decode("ascii"),
+        options=(" --quick" if tour.quick else "") + (f" --seed {tour.seed}" if tour.seed else ""),
+    )  # fmt: skip
+    with replacing(out / "report.html") as temporary:
+        temporary.write_text(page, encoding="utf-8")
+
+
+def html_table(headings, rows):
+    """A table; a cell is a text, or (text, class)."""
+    head = "".join(f"<th>{html.escape(heading)}</th>" for heading in headings)
+    lines = []
+    for row in rows:
+        cells = [(cell, "") if isinstance(cell, str) else cell for cell in row]
+        lines.append("<tr>" + "".join(f'<td class="{kind}">{html.escape(text)}</td>' for text, kind in cells) + "</tr>")
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
+
+
+def sample_columns(folders, count):
+    """The first `count` held-out prompts with each stage's answer after training, right and wrong ones marked.
+
+    Returns:
+        ((headings, rows) or None, number of held-out prompts).
+    """
+    stages = {name: folder / "samples.json" for name, folder in folders.items()}
+    stages = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in stages.items() if path.is_file()}
+    if not stages:
+        return None, 0
+    first = next(iter(stages.values()))["after"]
+    rows = []
+    for index, sample in enumerate(first[:count]):
+        row = [(sample["prompt"], "text")]
+        for runs in stages.values():
+            answer = runs["after"][index]
+            row.append((answer["completion"], "text right" if answer["score"] > 0 else "text wrong"))
+        rows.append(row)
+    return (["prompt", *stages], rows), len(first)

@@ -1,0 +1,81 @@
+"""What a comparison found: statistics of each run, their table over seeds, and the figure.
+
+A complete run has a summary.json; `report` puts any number of them together. It refuses runs of different environment
+ids: Walker2d-v4 and Walker2d-v5, say, differ in physics and rewards.
+"""
+
+import json
+import math
+import statistics
+from pathlib import Path
+
+import numpy as np
+
+from minirl.plotting import compare_figure, read_metrics, save_figure
+from minirl.tracking import say, write_rows
+
+VERSIONS = ("gymnasium", "mujoco", "torch")
+HEADINGS = {  # columns of summary.csv that are averaged over seeds -> their heading in the printed table
+    "mean_return_all_episodes": "mean return", "mean_return_last_20": "last 20", "max_return": "best return",
+    "mean_length": "mean length", "max_length": "longest", "env_steps_per_second": "steps/s",
+}  # fmt: skip
+T_95 = (  # Student's t stays within these bounds with probability 0.95, for 1 to 30 degrees of freedom
+    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
+    2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518,
+    2.0484, 2.0452, 2.0423,
+)  # fmt: skip
+
+
+def summarise(episodes):
+    """Statistics of a run's training episodes, dicts with raw `return` and `length`; nan where there are none."""
+    returns, lengths = ([row[name] for row in episodes] or [math.nan] for name in ("return", "length"))
+    return {
+        "episodes": len(episodes), "mean_return_all_episodes": statistics.fmean(returns), "max_return": max(returns),
+        "mean_return_last_20": statistics.fmean(returns[-20:]), "mean_length": statistics.fmean(lengths),
+        "max_length": max(lengths),
+    }  # fmt: skip
+
+
+def report(folders, out):
+    """Write OUT/summary.csv and OUT/compare.png and print the table, from the folders of any complete runs.
+
+    Returns the rows of summary.csv, a list of dicts. Raises a ValueError, with nothing written, where environment ids
+    or numbers of steps differ.
+    """
+    rows = [json.loads((Path(folder) / "summary.json").read_text(encoding="utf-8")) for folder in folders]
+    for name in ("env_id", "env_steps"):
+        if len(found := sorted({row[name] for row in rows})) > 1:
+            raise ValueError(f"runs with different {name} cannot be compared: {', '.join(map(str, found))}")
+    write_rows(Path(out) / "summary.csv", rows)
+    if not rows:
+        return rows
+    series = {}
+    for row, folder in zip(rows, folders, strict=True):
+        columns = read_metrics(Path(folder) / "metrics.csv")
+        columns["env_steps"] = np.cumsum(columns["count"])
+        columns["steps_per_second"] = columns["count"] / np.maximum(np.diff(columns["seconds"], prepend=0.0), 1e-3)
+        series.setdefault(row["algorithm"], []).append(columns)
+    used = ", ".join(f"{name} {'/'.join(sorted({str(row[name]) for row in rows}))}" for name in VERSIONS)
+    title = f"{rows[0]['env_id']}, {rows[0]['env_steps']:,} environment steps a run ({used})"
+    figure = compare_figure(series)
+    figure.supxlabel(title, fontsize=9)
+    save_figure(figure, Path(out) / "compare.png")
+    say(f"{title}\nmean over the seeds +/- half the width of its 95 % t interval")
+    say("algorithm  runs" + "".join(f"{heading:>18}" for heading in HEADINGS.values()))
+    for algorithm in series:
+        mine = [row for row in rows if row["algorithm"] == algorithm]
+        cells = [mean_and_interval([row[name] for row in mine]) for name in HEADINGS]
+        say(f"{algorithm:<11}{len(mine):>4}" + "".join(f"{cell:>18}" for cell in cells))
+    return rows
+
+
+def mean_and_interval(values):
+    """Text: the mean of independent values, and from two on half the width of its 95 % t interval."""
+    mean, freedom, z = np.mean(values), len(values) - 1, 1.959964
+    if not freedom:
+        return f"{mean:,.1f}"
+    if freedom <= len(T_95):
+        t = T_95[freedom - 1]
+    else:  # Abramowitz & Stegun 26.7.5, here right to 0.0001
+        t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+    return f"{mean:,.1f} +/- {t * np.std(values, ddof=1) / math.sqrt(len(values)):,.1f}"

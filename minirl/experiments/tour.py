@@ -1,0 +1,174 @@
+"""The command tour: the whole package in minutes. One tiny GPT learns sums, one walker learns to walk, by one code.
+
+    pretrain -> sft -> { reinforce, trpo, ppo, grpo } on sums, each from that same checkpoint, with the rule as reward
+                       { trpo, ppo } on Walker2d, from nothing
+
+The four and the two are independent, so they run side by side, a process with one thread for each core.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from minirl.experiments.language import Finetune, Pretrain
+from minirl.experiments.on_policy import ALGORITHMS, Run, RunSettings
+from minirl.experiments.parallel import run_jobs
+from minirl.experiments.report import write_report
+from minirl.plotting import read_metrics, tour_figure
+from minirl.tracking import say, write_config, write_rows
+
+COLUMNS = {  # of results.csv -> heading in the tables
+    "stage": "stage", "seconds": "seconds",
+    "accuracy_greedy_before": "greedy before", "accuracy_greedy_after": "after",
+    "accuracy_sampled_before": "sampled before", "accuracy_sampled_after": "after", "kl_to_sft": "KL to SFT (nats)",
+    "return_before": "return before", "return_after": "after", "steps_per_second": "steps/s",
+}  # fmt: skip
+LAST = 3  # evaluations that "after" is the mean of
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One algorithm of the tour in one world: a job for run_jobs."""
+
+    algorithm: str
+    task: str
+    size: float
+    """Rough seconds it takes: its share of the progress bar."""
+    settings: RunSettings
+    init: Path
+    """The SFT run that text starts from."""
+
+    @property
+    def title(self):
+        """Its name in tables and figures."""
+        return self.algorithm if self.task == "arithmetic" else f"{self.algorithm} {self.task}"
+
+    def run(self, advance):
+        """Train; returns the row of results.csv."""
+        entry = ALGORITHMS[self.algorithm]
+        if self.task == "arithmetic":
+            run = Run(self.algorithm, self.task, entry.text, replace(entry.text_world, init=self.init), self.settings)
+        else:
+            run = Run(self.algorithm, self.task, entry.control, entry.control_world, self.settings)
+        summary = run.start(on_log=lambda row: advance(self.size / run.updates))
+        return result_row(self.title, summary)
+
+
+def result_row(stage, summary):
+    """A row of results.csv from a run's summary; `after` is the mean of the last evaluations where there were several."""
+    before, after = summary["before"], dict(summary["after"])
+    evaluations = [row for row in summary.get("history", []) if any(name in row for name in before)][-LAST:]
+    for name in before:
+        if evaluations:
+            after[name] = sum(row[name] for row in evaluations) / len(evaluations)
+    row = {"stage": stage, "seconds": summary["seconds"]}
+    for name in ("accuracy_greedy", "accuracy_sampled", "return"):
+        row[f"{name}_before"], row[f"{name}_after"] = before.get(f"eval_{name}", ""), after.get(f"eval_{name}", "")
+    row["kl_to_sft"] = after.get("eval_kl_policy_ref", "")
+    return row | {"steps_per_second": summary["steps_per_second"]}
+
+
+@dataclass(frozen=True)
+class Tour:
+    """See everything once: pretrain, fine-tune, four algorithms on text, two on a walker; a table and a report."""
+
+    quick: bool = False
+    """One learning curve only: PPO in both worlds, within 90 seconds."""
+    out: Path = Path("runs/tour")
+    """Folder for results.csv, tour.png, report.html and the runs; an earlier tour there is replaced."""
+    env: str = "Walker2d-v5"
+    """Environment of the second world."""
+    env_steps: int = 50_000
+    """Its steps for each algorithm (--quick: at most 16384)."""
+    workers: int = 0
+    """Runs side by side; 0 for one per core."""
+    seed: int = 0
+    """Of everything random."""
+    device: str = "cpu"
+    """Of the language model; networks as small as these are fastest on the CPU."""
+    quiet: bool = False
+    """No progress bars."""
+
+    def run(self):
+        """Take the tour. Returns the rows of results.csv."""
+        write_config(self.out, self)
+        done = Progress(self)
+        pretrain = Pretrain(
+            out=self.out / "pretrain", seed=self.seed, device=self.device, quiet=self.quiet,
+            **({"steps": 600} if self.quick else {}),
+        )  # fmt: skip
+        done.add("pretrain", pretrain.out, pretrain.run())
+        sft = Finetune(
+            out=self.out / "sft", init=pretrain.out, seed=self.seed, device=self.device, quiet=self.quiet
+        )
+        done.add("sft", sft.out, sft.run())
+        failed = run_jobs(
+            self.stages(sft.out), self.workers, "side by side", "s of work", self.quiet,
+            finished=lambda stage, row: done.add(stage.title, stage.settings.out, row),
+        )  # fmt: skip
+        say(done.table())
+        say(f"\nopen {self.out / 'report.html'} in a browser, or look at {self.out / 'tour.png'}")
+        if failed:
+            say(f"{len(failed)} of the stages failed: {', '.join(failed)}")
+        return done.rows
+
+    def stages(self, init):
+        """What comes after fine-tuning, the longest first."""
+        if self.quick:
+            plan = [("ppo", self.env, 20), ("ppo", "arithmetic", 15)]
+            updates, env_steps = 40, min(self.env_steps, 16_384)
+        else:
+            plan = [("trpo", "arithmetic", 60), ("ppo", self.env, 60), ("ppo", "arithmetic", 50),
+                    ("trpo", self.env, 40), ("reinforce", "arithmetic", 40), ("grpo", "arithmetic", 40)]  # fmt: skip
+            updates, env_steps = None, self.env_steps
+        return [
+            Stage(algorithm, task, size, init=init, settings=RunSettings(
+                self.out / (algorithm if task == "arithmetic" else f"{algorithm}-{task}"),
+                updates=updates if task == "arithmetic" else None,
+                env_steps=None if task == "arithmetic" else env_steps,
+                seed=self.seed, device=self.device if task == "arithmetic" else "cpu", quiet=True,
+            ))
+            for algorithm, task, size in plan
+        ]  # fmt: skip
+
+
+class Progress:
+    """What has been finished so far; every new stage rewrites results.csv, tour.png and report.html."""
+
+    def __init__(self, tour):
+        self.tour, self.rows, self.folders = tour, [], {}
+
+    def add(self, stage, folder, summary):
+        """Take in a finished stage: a run's summary, or the row made from it."""
+        self.rows.append(summary if "stage" in summary else result_row(stage, summary))
+        self.folders[stage] = Path(folder)
+        out = self.tour.out
+        write_rows(out / "results.csv", self.rows)
+        curves = {name: read_metrics(path / "metrics.csv") for name, path in self.folders.items()}
+        walkers = {name.split()[0]: columns for name, columns in curves.items() if self.tour.env in name}
+        text = {name: columns for name, columns in curves.items() if name in ALGORITHMS}
+        sft = [row["accuracy_greedy_after"] for row in self.rows if row["stage"] == "sft"]
+        tour_figure(
+            text, walkers, out / "tour.png", accuracy="eval_accuracy_greedy", kl="eval_kl_policy_ref",
+            sft_accuracy=sft[0] if sft else None,
+        )  # fmt: skip
+        write_report(self)
+
+    def cells(self):
+        """results.csv for people: (headings, rows of texts)."""
+        return list(COLUMNS.values()), [[shown(name, row[name]) for name in COLUMNS] for row in self.rows]
+
+    def table(self):
+        """The same as lines of plain characters, columns aligned."""
+        headings, rows = self.cells()
+        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
+        lines = ([f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in [headings, *rows])
+        return "\n".join("  ".join(line) for line in lines)
+
+
+def shown(column, value):
+    """A cell of results.csv for people."""
+    if isinstance(value, str):
+        return value
+    if "accuracy" in column:
+        return f"{value:.0%}"
+    return f"{value:.2f}" if column == "kl_to_sft" else f"{value:,.0f}"
