@@ -200,7 +200,8 @@ def tour_figure(text, control, path=None, x="step", accuracy="accuracy_greedy", 
     dress(learning, x, "held-out sums right", "Sums: learning")
     dress(distance, "KL(policy ‖ SFT model), nats per answer", "held-out sums right", "Sums: distance travelled")
     for axis in (learning, distance):
-        axis.yaxis.set_major_formatter(PercentFormatter(1.0))
+        axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+        axis.set_ylim(0.0, 1.02)
     label_ends(learning, ends)
     ends = draw_curves(walking, control, "env_steps", "episode_return")
     dress(walking, "env_steps", "episode_return", "Walker2d: learning")

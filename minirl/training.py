@@ -53,7 +53,7 @@ def to_floats(stats):
 
 @contextmanager
 def interruptible():
-    """Let Ctrl-C wait for the end of an update, when the state is whole; yields a list that is empty until it is pressed.
+    """Let Ctrl-C wait for the end of an update, when the state is whole; yields a list that is empty until then.
 
     Pressed twice it stops at once. Outside the main thread, which alone receives it, the list stays empty.
     """

@@ -110,7 +110,8 @@ def make_control():
             batch = Batch(
                 obs=obs[:, :5], actions=actions, logprobs=distribution.log_prob(actions), rewards=rewards,
                 scores=scores, terminated=terminated, truncated=truncated, mask=mask,
-                values=critic(obs[:, :5]), next_values=critic(obs[:, 1:]), group_size=2 if episodes else 1, max_length=5,
+                values=critic(obs[:, :5]), next_values=critic(obs[:, 1:]), max_length=5,
+                group_size=2 if episodes else 1,
             )  # fmt: skip
         return batch, policy, critic
 

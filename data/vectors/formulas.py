@@ -1,10 +1,10 @@
 """The right values: every function from its paper's formula, in explicit loops and 50-digit decimal arithmetic.
 
 Nothing here shares code with minirl, and nothing but Python's standard library is imported. A formula takes numbers as
-Decimal (the exact value of a float64) in nested lists and returns a dict with `value`, `gradients` and `stats`, whatever
-of them it has. Its docstring is the `derivation` that goes into the JSON file. Gradients are derived by hand;
-make_vectors.py confirms each against central differences of the value. Where a value is no scalar, the gradients are
-those of Σ cotangent · value. An entry outside a mask is never read.
+Decimal (the exact value of a float64) in nested lists and returns a dict of `value`, `gradients` and `stats`, as far as
+it has them. Its docstring is the `derivation` in the JSON file. Gradients are derived by hand; make_vectors.py confirms
+each against central differences of the value. Where a value is no scalar, the gradients are those of
+Σ cotangent · value. An entry outside a mask is never read.
 """
 
 from decimal import Decimal, getcontext
@@ -99,13 +99,13 @@ def sum_or_mean(x, mask, dim, cotangent, divisor):
 
 @vectors("minirl.functional.masked", "definition")
 def masked_sum(x, mask, dim=None, cotangent=None):
-    """Σ of x over the cells where mask is 1 (dim 0: per column, dim 1: per row). d/dx = cotangent on the mask, else 0."""
+    """Σ of x where mask is 1 (dim 0: per column, dim 1: per row). d/dx = cotangent on the mask, else 0."""
     return sum_or_mean(x, mask, dim, cotangent, lambda group: ONE)
 
 
 @vectors("minirl.functional.masked", "definition", conventions="an empty mask has mean 0 and gradient 0")
 def masked_mean(x, mask, dim=None, cotangent=None):
-    """Σ of x over the cells where mask is 1, divided by their number N. d/dx = cotangent / N on the mask, else 0."""
+    """Σ of x where mask is 1, divided by the number N of such cells. d/dx = cotangent / N on the mask, else 0."""
     return sum_or_mean(x, mask, dim, cotangent, lambda group: max(len(group), 1))
 
 
@@ -114,8 +114,8 @@ def masked_mean(x, mask, dim=None, cotangent=None):
     conventions="sample deviation; eps added to it; zeros where N < 2 or s < 1e-6 max(1, max|x|)",
 )
 def masked_whiten(x, mask, eps=Decimal(1e-8), cotangent=None):
-    """y_i = (x_i - m) / (s + eps), s^2 = Σ (x_i - m)^2 / (N - 1).
-    d/dx_j = (g_j - mean g) / (s + eps) - Σ_i g_i c_i / (s + eps)^2 · c_j / ((N - 1) s), with g = cotangent, c = x - m."""
+    """y_i = (x_i - m) / (s + eps), s^2 = Σ (x_i - m)^2 / (N - 1). With g = cotangent and c = x - m:
+    d/dx_j = (g_j - mean g) / (s + eps) - Σ_i g_i c_i / (s + eps)^2 · c_j / ((N - 1) s)."""
     inside = cells(mask)
     if len(inside) < 2:
         return {"value": grid(mask, {})}
@@ -208,7 +208,10 @@ def kl_of_logprobs(p, q):
     return total(exp(a) * (a - b) for a, b in zip(p, q, strict=True) if a.is_finite())
 
 
-@vectors("minirl.functional.kl", "definition", conventions="0 · log(0 / q) = 0; infinite where q forbids what p does not")
+@vectors(
+    "minirl.functional.kl", "definition",
+    conventions="0 · log(0 / q) = 0; infinite where q forbids what p does not",
+)
 def categorical_kl(p_logits, q_logits, cotangent=None):
     """KL(p||q) = Σ_v p_v (log p_v - log q_v). d/d p_logit_v = cotangent p_v (log p_v - log q_v - KL), d/d q_logit_v =
     cotangent (q_v - p_v)."""
@@ -318,7 +321,10 @@ def explained_variance(values, returns, mask=None):
 # --- algorithms/sft.py, algorithms/reinforce.py
 
 
-@vectors("minirl.algorithms.sft", "Ouyang et al. 2022, section 3.1", conventions="one mean over all tokens, not over rows")
+@vectors(
+    "minirl.algorithms.sft", "Ouyang et al. 2022, section 3.1",
+    conventions="one mean over all tokens, not a mean of row means",
+)
 def sft_loss(logits, actions, mask):
     """L = -(1/N) Σ_mask log p_a. d/dz_v = (p_v - 1[v = a]) / N on the mask, else 0."""
     inside = cells(mask)
@@ -402,7 +408,7 @@ def surrogate_loss(logprobs, old_logprobs, advantages, mask):
 
 
 def solve_positive(matrix, b):
-    """matrix⁻¹ b by elimination; None unless the symmetric matrix is positive definite, that is, all pivots positive."""
+    """matrix⁻¹ b by elimination; None unless the symmetric matrix is positive definite: all pivots are positive."""
     rows = [[*row, right] for row, right in zip(matrix, b, strict=True)]
     for i, row in enumerate(rows):
         if row[i] <= 0:
@@ -514,21 +520,24 @@ def mean_fisher(policy, obs, mask, damping):
     matrix = [[damping * (i == j) for j in range(size)] for i in range(size)]
     for b, t in inside:
         fisher = policy.fisher(obs[b][t])
-        matrix = [[m + f / len(inside) for m, f in zip(*rows, strict=True)] for rows in zip(matrix, fisher, strict=True)]
+        matrix = [
+            [m + entry / len(inside) for m, entry in zip(*rows, strict=True)]
+            for rows in zip(matrix, fisher, strict=True)
+        ]
     return matrix
 
 
 @vectors("minirl.algorithms.trpo", "Schulman et al. 2015, appendix C")
 def fisher_vector_product(policy, obs, mask, vector, damping=Decimal(0.1)):
-    """(F + damping 1) v with F = mean over the mask of E_a[∇log π ∇log π'], summed over all actions (categorical) or from
-    the moments of a Gaussian (1/σ^2 per mean, 2 per log-deviation). No KL is differentiated."""
+    """(F + damping 1) v with F = mean over the mask of E_a[∇log π ∇log π'], summed over all actions (categorical) or
+    from the moments of a Gaussian (1/σ^2 per mean, 2 per log-deviation). No KL is differentiated."""
     return {"value": [dot(row, vector) for row in mean_fisher(Policy(**policy), obs, mask, damping)]}
 
 
 @vectors(
     "minirl.algorithms.trpo", "Schulman et al. 2015, eq. 14 and appendix C",
-    conventions="gradient scaled to length 1 before the solve; step from (F + damping 1); accepts the first "
-    "backtrack^j with mean KL(old||new) <= delta and a better surrogate; else old parameters, gain and KL 0",
+    conventions="the step's length counts the damping; the first backtrack^j with mean KL(old||new) <= delta and a "
+    "better surrogate is taken, and where there is none the old parameters stay, with gain and KL 0",
 )
 def trust_region_step(
     policy, obs, actions, old_logprobs, advantages, mask,
@@ -557,7 +566,7 @@ def trust_region_step(
     tries = max_backtracks
     if norm:
         matrix = mean_fisher(policy, obs, mask, damping)
-        x = conjugate_gradient(matrix, [g / norm for g in gradient], iterations)["value"]
+        x = conjugate_gradient(matrix, gradient, iterations, tolerance=Decimal("1e-40"))["value"]
         length = (2 * delta / dot(x, [dot(row, x) for row in matrix])).sqrt()
         for j in range(max_backtracks + 1):
             trial = [p + backtrack**j * length * xi for p, xi in zip(policy.theta, x, strict=True)]
@@ -603,8 +612,8 @@ def clipped_surrogate(ratio, advantages, clip=Decimal(0.2), cotangent=None):
 
 @vectors("minirl.algorithms.ppo", "Schulman et al. 2017, eq. 7", constants=["old_logprobs", "advantages"])
 def clipped_surrogate_loss(logprobs, old_logprobs, advantages, mask, clip=Decimal(0.2)):
-    """L = -(1/N) Σ_mask min(r A, clip(r, 1 - low, 1 + high) A). d/d log π = -r A / N, or 0 where A > 0 and r > 1 + high or
-    A < 0 and r < 1 - low."""
+    """L = -(1/N) Σ_mask min(r A, clip(r, 1 - low, 1 + high) A). d/d log π = -r A / N, or 0 where A > 0 and
+    r > 1 + high or A < 0 and r < 1 - low."""
     ratio = ratios(logprobs, old_logprobs, mask)
     count = max(len(ratio), 1)
     parts = {(b, t): clipped(r, advantages[b][t], clip) for (b, t), r in ratio.items()}
@@ -619,8 +628,8 @@ def clipped_surrogate_loss(logprobs, old_logprobs, advantages, mask, clip=Decima
     conventions="half the squared error",
 )
 def value_loss(values, old_values, returns, mask, clip=None):
-    """L = (1/2N) Σ_mask (V - R)^2, or with clip (1/2N) Σ_mask max((V - R)^2, (V_c - R)^2), V_c = V_old + clamp(V - V_old,
-    -clip, clip). d/dV = (V - R) / N, or 0 where the clipped square is the larger one and V has left the interval."""
+    """L = (1/2N) Σ_mask (V - R)^2, or with clip (1/2N) Σ_mask max((V - R)^2, (V_c - R)^2),
+    V_c = V_old + clamp(V - V_old, -clip, clip). d/dV = (V - R) / N, or 0 where the clipped square is the larger."""
     inside = cells(mask)
     count = max(len(inside), 1)
     loss, gradient = ZERO, {}
@@ -676,7 +685,7 @@ def group_scaled(numbers, eps):
 
 @vectors(
     "minirl.algorithms.grpo", "Shao et al. 2024, section 4.1.2; without scale Liu et al. 2025",
-    conventions="sample deviation s; eps (1e-4) added to it; 0 where s < 1e-6 max(1, max|R|); rows of a group contiguous",
+    conventions="rows of a group contiguous; sample deviation s; eps (1e-4) added; 0 where s < 1e-6 max(1, max|R|)",
 )
 def group_advantages(scores, group_size, scale=True, eps=Decimal(1e-4)):
     """A_i = (R_i - mean R) / (s + eps) within the group; without scale R_i - mean R."""
@@ -699,8 +708,8 @@ def process_supervision_advantages(step_rewards, step_ends, group_size, eps=Deci
         steps = [(b, t) for b, t in cells(step_ends) if start <= b < start + group_size]
         normalised = dict(zip(steps, group_scaled([step_rewards[b][t] for b, t in steps], eps), strict=True))
         for b in range(start, start + group_size):
-            row = [total(a for (r, end), a in normalised.items() if r == b and end >= t) for t in range(len(step_ends[b]))]
-            value.append(row)
+            own = {end: advantage for (row, end), advantage in normalised.items() if row == b}
+            value.append([total(a for end, a in own.items() if end >= t) for t in range(len(step_ends[b]))])
     return {"value": value}
 
 
@@ -715,7 +724,10 @@ def kl_part(ratio, x, kind):
     }[kind]
 
 
-@vectors("minirl.algorithms.grpo", SCHULMAN + "; k3 Shao et al. 2024, eq. 4", constants=["old_logprobs", "ref_logprobs"])
+@vectors(
+    "minirl.algorithms.grpo", SCHULMAN + "; k3: Shao et al. 2024, eq. 4",
+    constants=["old_logprobs", "ref_logprobs"],
+)
 def kl_in_loss(logprobs, old_logprobs, ref_logprobs, kind="k3", cotangent=None):
     """With x = log π - log π_ref and r = π / π_old: k1 x (slope 1), k2 x^2/2 (x), k3 e^(-x) + x - 1 (1 - e^(-x)),
     k3_weighted r (e^(-x) + x - 1) (r x)."""
@@ -733,8 +745,8 @@ def kl_in_loss(logprobs, old_logprobs, ref_logprobs, kind="k3", cotangent=None):
 @vectors(
     "minirl.algorithms.grpo", "Shao et al. 2024, eqs. 3 and 4; token: Yu et al. 2025; constant: Liu et al. 2025",
     constants=["old_logprobs", "ref_logprobs", "advantages"],
-    conventions="a row without tokens counts as a row with loss 0; kl_policy_ref is the mean of k3 over tokens, 0 without "
-    "reference; normalizer_length defaults to T",
+    conventions="a row without tokens counts as a row of loss 0; normalizer_length defaults to T; kl_policy_ref is the "
+    "mean of k3 over tokens, 0 without reference",
 )
 def grpo_loss(
     logprobs, old_logprobs, ref_logprobs, advantages, mask,

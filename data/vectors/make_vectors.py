@@ -99,8 +99,7 @@ class Book:
             confirm(formula, name, numbers, settings, argument, gradient)
         given = {} if cotangent is None else {"cotangent": cotangent}
         case = {"name": name, "inputs": inputs, "options": options} | given | rounded(result)
-        assert name not in [other["name"] for other in self.cases[formula]], f"two cases are called {name}"
-        self.cases[formula].append(case)
+        self.cases[formula].append(copy.deepcopy(case))
 
     def rule(self, function, name, value, **inputs):
         """One case of a rule-based function, its value given by hand."""
@@ -194,8 +193,9 @@ def masked_cases(book):
     x = [[1.5, -2.0, 0.25, 3.0], [0.5, -1.25, 4.0, 0.75], [2.0, 0.125, -3.5, 1.0]]
     gaps = [[1, 1, 0, 1], [0, 1, 1, 0], [1, 0, 0, 0]]
     nothing_in_row = [[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]]
+    masks = {"mask with gaps, NaN outside": gaps, "an empty row and an empty column": nothing_in_row}
     for formula in (f.masked_sum, f.masked_mean):
-        for mask, about in ((gaps, "mask with gaps, NaN outside"), (nothing_in_row, "an empty row and an empty column")):
+        for about, mask in masks.items():
             book.add(formula, f"{about}, all", {"x": poison(x, mask), "mask": mask})
             for dim, size in ((0, 4), (1, 3)):
                 inputs = {"x": poison(x, mask), "mask": mask}
@@ -217,6 +217,7 @@ def masked_cases(book):
         ("equal entries", [0.7, 0.7, 0.7, 9.0], [1, 1, 1, 0]),
         ("rounding noise", [0.3, 0.30000000000000004, 0.3], [1, 1, 1]),
         ("deviation too small for such large values", [1e6, 1e6 + 0.5], [1, 1]),
+        ("deviation too small for any values", [0.0, 1e-7], [1, 1]),
     ):  # fmt: skip
         book.add(f.masked_whiten, name, {"x": [values], "mask": [mask]})
     for name, values in (("two entries", [3.0, 1.0]), ("small but real", [0.0, 1e-5]), ("offset", [1e3, 1e3 + 0.5])):
@@ -272,14 +273,18 @@ def kl_cases(book):
     book.add(f.categorical_kl, "q forbids what p does not", inputs)
     six = {"p_mean": [[0.0] * 6], "p_std": [[0.6] * 6], "q_mean": [[0.1] * 6], "q_std": [[0.6] * 6]}
     book.add(f.gaussian_kl, "six means moved by 0.1 at deviation 0.6", six, [1.0])
-    inputs = {"p_mean": [[0.5, -1.0], [0.0, 2.0], [1.0, 1.0]], "p_std": [[0.5, 2.0], [1.0, 0.1], [0.7, 0.7]],
-              "q_mean": [[0.0, -1.5], [0.0, 2.0], [1.0, 1.0]], "q_std": [[1.0, 1.5], [0.3, 0.4], [0.7, 0.7]]}  # fmt: skip
+    inputs = {
+        "p_mean": [[0.5, -1.0], [0.0, 2.0], [1.0, 1.0]], "p_std": [[0.5, 2.0], [1.0, 0.1], [0.7, 0.7]],
+        "q_mean": [[0.0, -1.5], [0.0, 2.0], [1.0, 1.0]], "q_std": [[1.0, 1.5], [0.3, 0.4], [0.7, 0.7]],
+    }  # fmt: skip
     book.add(f.gaussian_kl, "several, the last pair equal", inputs, [0.5, -1.0, 2.0])
 
 
 def returns_cases(book):
     rewards = [[1.0, -0.5, 2.0, 0.25, 3.0, -1.0], [0.5, 0.5, 1.5, -2.0, 0.75, 1.0]]
-    ends = {"terminated": [[0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], "truncated": [[0, 0, 0, 1, 0, 0], [0, 1, 1, 0, 0, 0]]}
+    ends = {
+        "terminated": [[0, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 1]], "truncated": [[0, 0, 0, 1, 0, 0], [0, 1, 1, 0, 0, 0]],
+    }  # fmt: skip
     open_end = {"terminated": [[0] * 6] * 2, "truncated": [[0] * 6] * 2}
     for gamma in (0.9, 1.0, 0.0):
         book.add(f.rewards_to_go, f"ends in mid-rollout, gamma {gamma}", {"rewards": rewards} | ends, gamma=gamma)
@@ -359,7 +364,8 @@ def reinforce_cases(book):
         inputs = {"logprobs": [[-1.5]], "advantages": [[2.0]], "mask": [[1]]}
         book.add(f.policy_gradient_loss, f"{reduction}, single entry", inputs, reduction=reduction)
     for name, scores, size in (
-        ("two groups of four", [1.0, 0.0, 0.0, 1.0, 3.0, -1.0, 0.5, 0.25], 4), ("groups of two", [1.0, 0.0, 2.0, 5.0], 2),
+        ("two groups of four", [1.0, 0.0, 0.0, 1.0, 3.0, -1.0, 0.5, 0.25], 4),
+        ("groups of two", [1.0, 0.0, 2.0, 5.0], 2),
         ("equal scores", [0.5, 0.5, 0.5], 3), ("one right answer of three", [0.0, 1.0, 0.0], 3),
     ):  # fmt: skip
         book.add(f.leave_one_out, name, {"scores": scores}, group_size=size)
@@ -379,7 +385,7 @@ def trpo_cases(book):
         book.add(f.conjugate_gradient, f"diagonal, {iterations} iterations", diagonal, iterations=iterations)
         book.add(f.conjugate_gradient, f"dense, {iterations} iterations", dense, iterations=iterations)
     book.add(f.conjugate_gradient, "dense, solved", dense)
-    book.add(f.conjugate_gradient, "stops at the tolerance", dense, tolerance=0.5)
+    book.add(f.conjugate_gradient, "stops at the tolerance", dense, tolerance=0.3)
     book.add(f.conjugate_gradient, "b is 0", diagonal | {"b": [0.0, 0.0, 0.0]})
     identity = [[3.0, 0.0], [0.0, 3.0]]
     book.add(f.conjugate_gradient, "one eigenvalue, one iteration", {"matrix": identity, "b": [1.0, -2.0]})
@@ -397,19 +403,26 @@ def trpo_cases(book):
         book.add(f.fisher_vector_product, f"logits (1, 0, -1), damping {damping}", single, damping=damping)
         inputs = {"policy": two, "obs": obs, "mask": mask, "vector": [1.0, -0.5, 0.25, 2.0, -1.0, 0.5]}
         book.add(f.fisher_vector_product, f"two features, masked, damping {damping}", inputs, damping=damping)
-        book.add(f.fisher_vector_product, f"deviations 0.5 and 2, damping {damping}", single | flat_gauss, damping=damping)
+        inputs_of_gauss = single | flat_gauss
+        book.add(f.fisher_vector_product, f"deviations 0.5 and 2, damping {damping}", inputs_of_gauss, damping=damping)
         book.add(f.fisher_vector_product, f"Gaussian, two features, masked, damping {damping}",
                  inputs | {"policy": gauss}, damping=damping)  # fmt: skip
 
     three = {"obs": [[[1.0]] * 3], "actions": [[0, 1, 2]], "advantages": [[0.9, -0.3, -0.6]], "mask": [[1, 1, 1]]}
-    words = {"obs": obs, "actions": [[0, 2, 1], [1, 0, 2]], "advantages": [[1.0, -0.5, NAN], [0.75, NAN, -1.25]], "mask": mask}
+    advantages = [[1.0, -0.5, NAN], [0.75, NAN, -1.25]]
+    words = {"obs": obs, "actions": [[0, 2, 1], [1, 0, 2]], "advantages": advantages, "mask": mask}
+    sure = {"distribution": "categorical", "weight": [[4.0], [0.0], [-1.0]]}
+    away = three | {"advantages": [[-0.9, 0.3, 0.6]]}
+    unit = {"distribution": "gaussian", "weight": [[0.0]], "log_std": [0.0]}
+    beyond = {"obs": [[[1.0]]], "actions": [[[1.0]]], "advantages": [[1.0]], "mask": [[1]]}
     motors = words | {"actions": [[[0.6, -0.4], [0.1, 1.5], [0.0, 0.0]], [[-0.5, 2.0], [0.0, 0.0], [1.2, -3.0]]]}
     for name, policy, inputs, options in (
         ("logits (1, 0, -1), gradient (0.3, -0.1, -0.2)", one, three, {}),
         ("two features, masked, NaN outside", two, words, {}),
-        ("shrinks the step", two, words, {"delta": 0.5, "damping": 0.01}),
-        ("shrinks the step by halves", two, words, {"delta": 0.5, "damping": 0.01, "backtrack": 0.5}),
-        ("gives up", two, words, {"delta": 0.5, "damping": 0.01, "max_backtracks": 0}),
+        ("KL too large for three tries", sure, away, {"delta": 0.1, "damping": 0.001}),
+        ("KL too large, halves", sure, away, {"delta": 0.1, "damping": 0.001, "backtrack": 0.5}),
+        ("gives up", sure, away, {"delta": 0.1, "damping": 0.001, "max_backtracks": 2}),
+        ("within the KL, yet a worse surrogate at first", unit, beyond, {"delta": 3.0}),
         ("few iterations", two, words, {"iterations": 2}),
         ("nothing to gain", two, words | {"advantages": [[0.0] * 3] * 2}, {}),
         ("Gaussian", gauss, motors, {}),
@@ -452,14 +465,26 @@ def ppo_cases(book):
         book.add(f.clipped_surrogate_loss, name, inputs, clip=clip)
     surrogate_cases(book, f.clipped_surrogate_loss, inputs)
 
-    critic = {"values": [[9.0, 0.6, -0.2, 1.5, 0.4], [1.0, 2.0, 9.0, 9.0, 9.0], [0.1, 0.9, -1.0, 0.0, 0.3], [9.0, 9.0, 0.7, 9.0, 9.0]],
-              "old_values": [[9.0, 0.5, 0.3, 1.0, 0.9], [0.9, 1.4, 0.0, 0.0, 0.0], [0.6, 0.3, -0.95, 0.1, 0.3], [9.0, 9.0, 0.2, 9.0, 9.0]],
-              "returns": [[0.0, 1.0, 0.4, 2.0, 0.0], [1.5, 1.0, 0.0, 0.0, 0.0], [0.5, 1.5, -0.5, 0.3, 0.3], [0.0, 0.0, 0.1, 0.0, 0.0]]}  # fmt: skip  # noqa: E501
+    critic = {
+        "values": [
+            [9.0, 0.6, -0.2, 1.5, 0.4], [1.0, 2.0, 9.0, 9.0, 9.0], [0.1, 0.9, -1.0, 0.0, 0.3],
+            [9.0, 9.0, 0.7, 9.0, 9.0],
+        ],
+        "old_values": [
+            [9.0, 0.5, 0.3, 1.0, 0.9], [0.9, 1.4, 0.0, 0.0, 0.0], [0.6, 0.3, -0.97, 0.1, 0.3],
+            [9.0, 9.0, 0.2, 9.0, 9.0],
+        ],
+        "returns": [
+            [0.0, 1.0, 0.4, 2.0, 0.0], [1.5, 1.0, 0.0, 0.0, 0.0], [0.5, 1.5, -0.5, 0.3, 0.3],
+            [0.0, 0.0, 0.1, 0.0, 0.0],
+        ],
+    }  # fmt: skip
     for clip in (None, 0.2, 0.05):
         book.add(f.value_loss, f"clip {clip}", critic | {"mask": MASK}, clip=clip)
         nans = {name: poison(value, MASK) for name, value in critic.items()}
         book.add(f.value_loss, f"clip {clip}, NaN outside the mask", nans | {"mask": MASK}, clip=clip)
-        book.add(f.value_loss, f"clip {clip}, empty mask", small(EMPTY, values=1.0, old_values=0.5, returns=2.0), clip=clip)
+        nothing = small(EMPTY, values=1.0, old_values=0.5, returns=2.0)
+        book.add(f.value_loss, f"clip {clip}, empty mask", nothing, clip=clip)
         single = {"values": [[1.5]], "old_values": [[1.0]], "returns": [[2.0]], "mask": [[1]]}
         book.add(f.value_loss, f"clip {clip}, single entry", single, clip=clip)
 
@@ -480,6 +505,7 @@ def grpo_cases(book):
         "two groups of different level": ([1.0, 2.0, 4.5, -10.0, -11.0, -12.5], 3), "all right": ([1.0] * 4, 4),
         "all wrong, then not": ([0.0, 0.0, 0.25, 0.75], 2), "equal but for rounding": ([0.7, 0.7000000000000001], 2),
         "deviation too small for such large scores": ([1e6, 1e6 + 1.0], 2), "small but real": ([0.0, 1e-4, 2e-4], 3),
+        "deviation too small for any scores": ([0.0, 1e-7], 2),
     }  # fmt: skip
     for scale in (True, False):
         for name, (scores, size) in groups.items():
@@ -502,7 +528,7 @@ def grpo_cases(book):
     for kind in ("k1", "k2", "k3", "k3_weighted"):
         book.add(f.kl_in_loss, kind, inputs, fill((4, 5), WEIGHTS), kind=kind)
 
-    inputs |= {"advantages": ROW_ADVANTAGES, "mask": MASK}
+    inputs = inputs | {"advantages": ROW_ADVANTAGES, "mask": MASK}
     per_token = inputs | {"advantages": ADVANTAGES}
     for reduction in ("sequence", "token", "constant"):
         for about, given in (("row", inputs), ("token", per_token)):
@@ -512,8 +538,8 @@ def grpo_cases(book):
                 book.add(f.grpo_loss, f"{name}, beta 0.3, {kl}", given, beta=0.3, reduction=reduction, kl=kl)
         book.add(f.grpo_loss, f"{reduction}, a row without tokens", inputs | {"mask": ROW_WITHOUT}, beta=0.04,
                  reduction=reduction)  # fmt: skip
-        book.add(f.grpo_loss, f"{reduction}, no tokens", small(EMPTY, logprobs=-0.5, old_logprobs=-1.0, ref_logprobs=-1.0,
-                 advantages=2.0), beta=0.04, reduction=reduction)  # fmt: skip
+        nothing = small(EMPTY, logprobs=-0.5, old_logprobs=-1.0, ref_logprobs=-1.0, advantages=2.0)
+        book.add(f.grpo_loss, f"{reduction}, no tokens", nothing, beta=0.04, reduction=reduction)
     surrogate_cases(book, f.grpo_loss, per_token, beta=0.04)
     book.add(f.grpo_loss, "no reference", inputs | {"ref_logprobs": None})
     book.add(f.grpo_loss, "low 0.2, high 0.28", per_token, clip=[0.2, 0.28])
@@ -532,27 +558,30 @@ RULES = {
 def verifier_cases(book):
     for text in ("42", "42.0", " 42 ", "+42", "84/2", "\n42\r\n", "<answer>42</answer>", "42<|endoftext|>",
                  "<think>6*7</think>\n<answer>\n42\n</answer>", "<answer>41</answer><answer>42</answer>"):  # fmt: skip
-        book.rule("answer_reward", "right", 1.0, completion=text, gold="42")
+        book.rule("answer_reward", f"right: {text}", 1.0, completion=text, gold="42")
     for text in ("", "41", "-42", "42.5", "142", "4 2", "40+2", "6*7", "the answer is 42", "0x2a", "42/0", "1e999",
                  "__import__('os')", "<answer>42</answer><answer>41</answer>", "<answer>41</answer> 42"):  # fmt: skip
-        book.rule("answer_reward", "wrong", 0.0, completion=text, gold="42")
+        book.rule("answer_reward", f"wrong: {text}", 0.0, completion=text, gold="42")
     for text, gold, value in (("1,000", "1000", 1.0), ("1,00", "100", 0.0), ("-7", -7, 1.0), ("1/3", "0.333", 0.0),
                               ("0.1", 0.1, 1.0), ("yes", "Yes", 1.0), ("no", "yes", 0.0)):  # fmt: skip
-        book.rule("answer_reward", f"gold {gold}", value, completion=text, gold=gold)
+        book.rule("answer_reward", f"{text} for {gold}", value, completion=text, gold=gold)
     thought, answer = "<think>a</think>", "<answer>b</answer>"
-    for text in (thought + answer, "<think>\na\n\nc\n</think>\n<answer>\nb\n</answer>", thought + "\r\n" + answer + "\r\n",
-                 thought + "\n\n" + answer, thought + answer + "\n", thought + answer + "<|endoftext|>"):  # fmt: skip
-        book.rule("format_reward", "kept", 1.0, completion=text)
+    for text in (thought + answer, "<think>\na\n\nc\n</think>\n<answer>\nb\n</answer>",
+                 thought + "\r\n" + answer + "\r\n", thought + "\n\n" + answer, thought + answer + "\n",
+                 thought + answer + "<|endoftext|>"):  # fmt: skip
+        book.rule("format_reward", f"kept: {text}", 1.0, completion=text)
     for text in ("", "b", answer, thought, answer + thought, thought + answer + "c", "c" + thought + answer,
-                 thought + "c" + answer, thought + answer + answer, thought + thought + answer, "<think>a<answer>b</answer>",
-                 "<think>a" + answer + "</think>", "<Think>a</Think>" + answer):  # fmt: skip
-        book.rule("format_reward", "broken", 0.0, completion=text)
+                 thought + "c" + answer, thought + answer + answer, thought + thought + answer,
+                 "<think>a<answer>b</answer>", "<think>a" + answer + "</think>",
+                 "<Think>a</Think>" + answer):  # fmt: skip
+        book.rule("format_reward", f"broken: {text}", 0.0, completion=text)
     for text, numbers, target, value in (
-        ("(1+2)*3", [1, 2, 3], 9, 1.0), ("<answer> 3 * (2 + 1) </answer>", [1, 2, 3], 9, 1.0), ("1+2*3", [1, 2, 3], 7, 1.0),
-        ("1+2*3", [1, 2, 3], 9, 0.0), ("1/3*3", [1, 3, 3], 1, 1.0), ("8-4-2", [8, 4, 2], 2, 1.0), ("8/4/2", [8, 4, 2], 1, 1.0),
-        ("-1+3", [1, 3], 2, 1.0), ("1+2", [1, 2, 3], 3, 0.0), ("3+3+3", [1, 2, 3], 9, 0.0), ("9", [1, 2, 3], 9, 0.0),
-        ("3*3", [3], 9, 0.0), ("12-3", [1, 2, 3], 9, 0.0), ("1/0", [1, 0], 1, 0.0), ("2**3", [2, 3], 8, 0.0),
-        ("(1+2", [1, 2], 3, 0.0), ("1+2)", [1, 2], 3, 0.0), ("1 2", [1, 2], 3, 0.0), ("", [1, 2], 3, 0.0), ("()", [], 0, 0.0),
+        ("(1+2)*3", [1, 2, 3], 9, 1.0), ("<answer> 3 * (2 + 1) </answer>", [1, 2, 3], 9, 1.0),
+        ("1+2*3", [1, 2, 3], 7, 1.0), ("1+2*3", [1, 2, 3], 9, 0.0), ("1/3*3", [1, 3, 3], 1, 1.0),
+        ("8-4-2", [8, 4, 2], 2, 1.0), ("8/4/2", [8, 4, 2], 1, 1.0), ("-1+3", [1, 3], 2, 1.0),
+        ("1+2", [1, 2, 3], 3, 0.0), ("3+3+3", [1, 2, 3], 9, 0.0), ("9", [1, 2, 3], 9, 0.0), ("3*3", [3], 9, 0.0),
+        ("12-3", [1, 2, 3], 9, 0.0), ("1/0", [1, 0], 1, 0.0), ("2**3", [2, 3], 8, 0.0), ("(1+2", [1, 2], 3, 0.0),
+        ("1+2)", [1, 2], 3, 0.0), ("1 2", [1, 2], 3, 0.0), ("", [1, 2], 3, 0.0), ("()", [], 0, 0.0),
         ("True", [1], 1, 0.0), ("1+2=3", [1, 2], 3, 0.0), ("__import__('os').getpid()", [1], 1, 0.0),
     ):  # fmt: skip
         book.rule("expression_reward", f"{text} for {target}", value, completion=text, numbers=numbers, target=target)

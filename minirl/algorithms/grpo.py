@@ -128,11 +128,12 @@ def kl_in_loss(logprobs, old_logprobs, ref_logprobs, kind="k3"):
     Returns:
         (B, T) nats.
     Raises:
-        ValueError: if kind is unknown.
+        ValueError: if kind is unknown or the shapes differ.
     """
     estimators = {"k1": k1, "k2": k2, "k3": k3, "k3_weighted": k3}
     if kind not in estimators:
         raise ValueError(f"kl is {kind!r}; choose one of {', '.join(estimators)}")
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, ref_logprobs=ref_logprobs)
     estimate = estimators[kind](logprobs, ref_logprobs.detach())
     return (logprobs - old_logprobs.detach()).exp() * estimate if kind == "k3_weighted" else estimate
 

@@ -62,6 +62,7 @@ def clipped_surrogate(ratio, advantages, clip=0.2):
     Returns:
         (B, T).
     """
+    check_same_shape(ratio=ratio, advantages=advantages)
     low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
     advantages = advantages.detach()
     return torch.min(ratio * advantages, ratio.clamp(1 - low, 1 + high) * advantages)
@@ -73,6 +74,7 @@ def ratio_stats(logprobs, old_logprobs, mask, clip):
     clip_fraction is the share of actions whose ratio lies outside the interval, whether or not their gradient is cut;
     kl_old_new is the mean of k3, which estimates KL(π_old‖π) from π_old's actions. All (B, T) inputs are constants.
     """
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
     logprobs, old_logprobs = logprobs.detach(), old_logprobs.detach()
     ratio = (logprobs - old_logprobs).exp()

@@ -12,7 +12,7 @@ import torch
 
 from minirl.algorithms.optimize import Stateful, trainable
 from minirl.algorithms.settings import NonNegative, Positive, Settings
-from minirl.functional.masked import masked_mean, token_logprobs
+from minirl.functional.masked import check_same_shape, masked_mean, token_logprobs
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def sft_loss(logits, actions, mask):
     Raises:
         ValueError: if the shapes do not fit.
     """
+    check_same_shape(actions=actions, mask=mask)
     loss = -masked_mean(token_logprobs(logits, actions), mask)
     hits = (logits.argmax(-1) == actions).to(logits.dtype)
     return loss, {

@@ -89,11 +89,11 @@ class Pretrain(Machine):
     """Longest text in tokens."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=3e-3, lr_decay=True))
     """The optimiser."""
-    steps: Count = 1500
+    steps: Count = 1000
     """Optimiser steps."""
     batch_size: Count = 64
     """Texts in each."""
-    documents: Count = 30_000
+    documents: Count = 20_000
     """Texts to learn from."""
     evaluate_every: Count = 100
     """Steps between evaluations."""
@@ -121,7 +121,7 @@ class Finetune(Machine):
     """Run (or model folder) to start from."""
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
     """The sums."""
-    sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=1e-4))
+    sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=3e-5))
     """The optimiser."""
     stop_at: NonNegative = 0.3
     """Stop once greedy held-out accuracy reaches this, so that something is left to learn; above 1 to never stop."""
@@ -161,6 +161,7 @@ def imitate(settings, gpt, tokenizer, task, records, device, stop_at=None):
     write_config(settings.out, replace(settings, device=device))
     began = time.perf_counter()
     with Tracker(settings.out, settings.steps, settings.out.name, unit="step", quiet=settings.quiet) as tracker:
+        tracker.log(0, before)
         history = fit(
             SFT(policy, settings.sft), records, settings.steps, settings.batch_size, tracker, seed=settings.seed,
             evaluate=evaluate, evaluate_every=settings.evaluate_every,

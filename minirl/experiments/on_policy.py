@@ -6,10 +6,13 @@ text and on control. A new on-policy algorithm is one new file in algorithms/ an
 
 import copy
 import inspect
+import re
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from tyro.conf import Fixed, SuppressFixed
 
 from minirl.algorithms.grpo import GRPO, GRPOConfig
 from minirl.algorithms.ppo import PPO, PPOConfig
@@ -36,29 +39,32 @@ class Entry(NamedTuple):
     control_world: ControlSettings
     text_updates: int = 200
     control_updates: int = 50
+    group: str = "Train"
+    """Of the commands, in the help."""
 
 
 _EPISODES = ControlSettings(num_envs=16, whole_episodes=True, reward_scaling=False)
 ALGORITHMS = {
     "reinforce": Entry(
-        REINFORCE, REINFORCEConfig(baseline="leave-one-out", lr=1e-3), TextSettings(),
+        REINFORCE, REINFORCEConfig(baseline="leave-one-out", lr=1e-3), TextSettings(group_size=4),
         REINFORCEConfig(baseline="learned", gamma=0.99, lr=3e-3), _EPISODES,
     ),
     "trpo": Entry(
-        TRPO, TRPOConfig(gamma=1.0, gae_lambda=1.0, fisher_fraction=0.1), TextSettings(),
-        TRPOConfig(), ControlSettings(),
+        TRPO, TRPOConfig(gamma=1.0, gae_lambda=1.0, delta=0.02, fisher_fraction=0.25, critic_epochs=2,
+                         critic_minibatches=2, lr_decay=True),
+        TextSettings(prompts_per_batch=256), TRPOConfig(), ControlSettings(), text_updates=60,
     ),
     "ppo": Entry(
-        PPO, PPOConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=1e-3, critic_lr=1e-3), TextSettings(),
-        PPOConfig(), ControlSettings(),
+        PPO, PPOConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=5e-4, critic_lr=1e-3),
+        TextSettings(prompts_per_batch=256), PPOConfig(), ControlSettings(), text_updates=100,
     ),
     "ppo-kl": Entry(
-        PPOKL, PPOKLConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=1e-3, critic_lr=1e-3),
-        TextSettings(), PPOKLConfig(), ControlSettings(),
+        PPOKL, PPOKLConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=5e-4, critic_lr=1e-3),
+        TextSettings(prompts_per_batch=256), PPOKLConfig(), ControlSettings(), text_updates=100,
     ),
     "grpo": Entry(
         GRPO, GRPOConfig(kl_beta=0.0, lr=1e-3), TextSettings(group_size=8, prompts_per_batch=32),
-        GRPOConfig(kl_beta=0.0, lr=3e-3), replace(_EPISODES, group_size=8),
+        GRPOConfig(kl_beta=0.0, lr=3e-3), replace(_EPISODES, group_size=8), text_updates=120,
     ),
 }  # fmt: skip
 
@@ -156,9 +162,10 @@ class Run:
             done = self.load()
         before, first_samples = self.evaluate(0), self.samples
         if not done:
-            (Path(settings.out) / FILE_NAME).unlink(missing_ok=True)  # an earlier run's: --resume must not go on from it
+            (Path(settings.out) / FILE_NAME).unlink(missing_ok=True)  # an earlier run's, which must not be resumed
         write_config(settings.out, {
-            "algorithm": self.name, "task": self.task, "config": self.config, "world": self.world_settings,
+            "algorithm": self.name, "task": getattr(self.world, "env_id", self.task),
+            "config": self.config, "world": self.world_settings,
             "run": replace(settings, updates=self.updates, device=self.device),
         })  # fmt: skip
         began = time.perf_counter()
@@ -166,6 +173,8 @@ class Run:
         with Tracker(
             settings.out, self.updates, label, quiet=settings.quiet, resume_from_step=done or None, on_log=on_log
         ) as tracker:
+            if not done:
+                tracker.log(0, before)
             train(
                 self.world, self.algorithm, self.updates, tracker, evaluate=self.evaluate,
                 evaluate_every=settings.evaluate_every, save=self.save, save_every=settings.save_every, start=done,
@@ -211,3 +220,35 @@ class Run:
             raise ValueError(f"the run in {folder} had other settings ({error}); see its config.json") from error
         restore_rng_state(state["rng"])
         return state["update"]
+
+
+Config, World = TypeVar("Config"), TypeVar("World")
+
+
+@dataclass(frozen=True)
+class OnPolicy(Generic[Config, World]):
+    """The command of an algorithm: a line of the table with the settings of one task."""
+
+    name: SuppressFixed[Fixed[str]]
+    task: str
+    """arithmetic, or the id of a gymnasium environment (--env-id is the same); the defaults below are this task's."""
+    algorithm: Config
+    world: World
+    training: RunSettings
+
+    @classmethod
+    def of(cls, name, task):
+        """(type, defaults) of algorithm `name` on `task`."""
+        entry, text = ALGORITHMS[name], task == "arithmetic"
+        config, world = (entry.text, entry.text_world) if text else (entry.control, entry.control_world)
+        out = Path("runs", name if text else f"{name}-{re.sub('[^A-Za-z0-9._-]+', '-', task)}")
+        return cls[type(config), type(world)], cls(name, task, config, world, RunSettings(out))
+
+    @property
+    def out(self):
+        """The run's folder."""
+        return self.training.out
+
+    def run(self):
+        """Train; returns the summary of Run.start."""
+        return Run(self.name, self.task, self.algorithm, self.world, self.training).start()

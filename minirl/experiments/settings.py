@@ -20,8 +20,8 @@ class Machine(Settings):
     device: str = "auto"
     """auto, cpu, cuda or another torch device."""
     threads: Count = 1
-    """CPU threads of torch. For models this small one is about as fast as two, and results do not depend on the number
-    of cores: runs are equal to the bit only where the threads are."""
+    """CPU threads of torch. One suits models this small and keeps the number of cores out of the results: runs are equal
+    to the bit only where the threads are."""
 
     def prepare(self):
         """Set the threads, seed all generators, and return the device.
@@ -65,7 +65,7 @@ class TextSettings(Settings):
     """The sums."""
     prompts_per_batch: Count = 64
     """Different prompts in a batch."""
-    group_size: Count = 4
+    group_size: Count = 1
     """Completions of each prompt."""
     temperature: Positive = 1.0
     """Of sampling; training uses the same."""

@@ -51,10 +51,7 @@ def report(folders, out):
         return rows
     series = {}
     for row, folder in zip(rows, folders, strict=True):
-        columns = read_metrics(Path(folder) / "metrics.csv")
-        columns["env_steps"] = np.cumsum(columns["count"])
-        columns["steps_per_second"] = columns["count"] / np.maximum(np.diff(columns["seconds"], prepend=0.0), 1e-3)
-        series.setdefault(row["algorithm"], []).append(columns)
+        series.setdefault(row["algorithm"], []).append(read_metrics(Path(folder) / "metrics.csv"))
     used = ", ".join(f"{name} {'/'.join(sorted({str(row[name]) for row in rows}))}" for name in VERSIONS)
     title = f"{rows[0]['env_id']}, {rows[0]['env_steps']:,} environment steps a run ({used})"
     figure = compare_figure(series)

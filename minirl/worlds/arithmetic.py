@@ -108,7 +108,7 @@ class Arithmetic:
         problems = self._draw(n, generator)
         return [prompt_of(numbers) for numbers in problems], [self._completion(numbers) for numbers in problems]
 
-    def pretraining_texts(self, n, generator, thinking=None, forgetful=0.45, wrong=0.2, wrong_thinking=0.5):
+    def pretraining_texts(self, n, generator, thinking=None, forgetful=0.6, wrong=0.2, wrong_thinking=0.5):
         """n documents about training problems, many of them wrong: what a model may have read before it is trained.
 
         A model that has seen right answers and wrong ones samples both, which is what reinforcement learning needs: a

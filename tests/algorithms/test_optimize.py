@@ -17,13 +17,14 @@ from minirl.worlds.text import pack_completions
 
 EMA = REINFORCEConfig(baseline="ema", lr=0.01, entropy_coef=0.01)
 LEARNED = REINFORCEConfig(baseline="learned", critic_epochs=2, critic_minibatches=2)
+SMALL_PPO = PPOConfig(epochs=2, minibatches=2, value_clip=0.2, target_kl=9.0)
 SMALL_TRPO = TRPOConfig(fisher_fraction=0.5, critic_epochs=1, critic_minibatches=2)
 ALGORITHMS = {
     "reinforce-ema": lambda policy, critic: REINFORCE(policy, critic, EMA),
     "reinforce-learned": lambda policy, critic: REINFORCE(policy, critic, LEARNED),
     "reinforce-none": lambda policy, critic: REINFORCE(policy, None, REINFORCEConfig("none")),
     "trpo": lambda policy, critic: TRPO(policy, critic, SMALL_TRPO),
-    "ppo": lambda policy, critic: PPO(policy, critic, PPOConfig(epochs=2, minibatches=2, value_clip=0.2, target_kl=9.0)),
+    "ppo": lambda policy, critic: PPO(policy, critic, SMALL_PPO),
     "ppo-kl": lambda policy, critic: PPOKL(policy, critic, PPOKLConfig(epochs=2, minibatches=2)),
     "grpo": lambda policy, critic: GRPO(policy, GRPOConfig(epochs=2, minibatches=2, micro_batches=2, kl_beta=0.0)),
 }

@@ -171,7 +171,8 @@ def bandit_batch(policy, rewards=((1, 0), (2, 5), (0, 3), (1, 1)), **changes):
         logprobs = policy(obs).log_prob(actions)
     fields = dict(
         obs=obs, actions=actions, logprobs=logprobs, rewards=rewards, scores=rewards.sum(1), terminated=end.bool(),
-        truncated=torch.zeros_like(mask), mask=mask, values=0 * rewards + 0.5, next_values=0 * rewards + 0.25, group_size=2,
+        truncated=torch.zeros_like(mask), mask=mask, values=0 * rewards + 0.5, next_values=0 * rewards + 0.25,
+        group_size=2,
     )  # fmt: skip
     return Batch(**{**fields, **changes})
 

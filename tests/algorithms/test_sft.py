@@ -18,7 +18,8 @@ def test_the_end_token_is_a_target_even_where_padding_has_its_id():
     loss, stats = sft_loss(LOGITS[:, :6], ACTIONS, MASK)
     assert abs(loss - 2.474428) < 1e-6 and stats["count"] == 3
     # what goes wrong elsewhere: the end token dropped, padding supervised, the prompt supervised
-    for faulty, value in (([0, 1, 1, 0, 0, 0], 2.893078), ([0, 1, 1, 1, 1, 1], 2.218361), ([1, 1, 1, 1, 0, 0], 2.357286)):
+    faults = (([0, 1, 1, 0, 0, 0], 2.893078), ([0, 1, 1, 1, 1, 1], 2.218361), ([1, 1, 1, 1, 0, 0], 2.357286))
+    for faulty, value in faults:
         assert abs(sft_loss(LOGITS[:, :6], ACTIONS, torch.tensor([faulty]))[0] - value) < 1e-6
 
 
@@ -57,7 +58,7 @@ def test_a_batch_without_targets_has_no_gradient():
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match=r"logits has shape \(1, 7, 10\), but actions has shape \(1, 6\)"):
         sft_loss(LOGITS, ACTIONS, MASK)
-    with pytest.raises(ValueError, match=r"mask has shape \(1, 1\), but x has shape \(1, 6\)"):
+    with pytest.raises(ValueError, match=r"mask has shape \(1, 1\), but actions has shape \(1, 6\)"):
         sft_loss(LOGITS[:, :6], ACTIONS, MASK[:, :1])
 
 

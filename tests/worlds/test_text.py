@@ -1,0 +1,328 @@
+"""The text world: where prompts end, where scores land, and that nothing it measures disturbs what it trains."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch.distributions import Categorical
+
+from minirl.functional.kl import categorical_kl
+from minirl.functional.returns import gae
+from minirl.models.policies import TokenPolicy
+from minirl.models.tokenizer import END, PAD, Tokenizer
+from minirl.worlds.text import TokenWorld, allowed_ids, encode_rows, pack_completions, pack_rows
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def close(found, expected, atol=1e-12):
+    expected = tensor(expected) if isinstance(expected, (list, float, int)) else expected
+    torch.testing.assert_close(found, expected, rtol=0, atol=atol)
+
+
+# ---- rows of ids
+
+
+@pytest.mark.parametrize(
+    "prompt, response, obs, mask, joint",
+    [("xa", "b", [120, 97, 98], [0, 1, 1], [120, 256]), ("a", "bc", [97, 98, 99], [1, 1, 1], [257])],
+)
+def test_no_token_straddles_the_seam(prompt, response, obs, mask, joint):
+    # bytes, and two merges that would swallow the seam: ab -> 256, abc -> 257
+    ranks = {bytes([i]): i for i in range(256)} | {b"ab": 256, b"abc": 257}
+    toy = Tokenizer("toy", r"[\s\S]+", ranks, {END: 258, PAD: 259})
+    assert toy.encode(prompt + response) == joint
+    rows = pack_rows(*encode_rows(toy, [prompt], [response]), toy.pad_id)
+    assert [x.tolist() for x in rows] == [[obs], [obs[1:] + [258]], [[bool(m) for m in mask]]]
+
+
+def test_rows_are_shifted_once_and_padded_on_the_right():
+    obs, actions, mask = pack_rows([[1, 2], [3]], [[4, 5, 9], [9]], pad_id=9)
+    assert obs.tolist() == [[1, 2, 4, 5], [3, 9, 9, 9]]
+    assert actions.tolist() == [[2, 4, 5, 9], [9, 9, 9, 9]]
+    assert mask.tolist() == [[False, True, True, True], [True, False, False, False]]
+    assert obs.is_contiguous() and actions.is_contiguous() and obs.dtype == torch.long and mask.dtype == torch.bool
+
+
+def test_an_empty_response_has_no_actions():
+    assert pack_rows([[1, 2], [1]], [[], [2, 3]], 0)[2].tolist() == [[False, False], [True, True]]
+
+
+def test_rows_that_cannot_be_packed():
+    with pytest.raises(ValueError, match="prompts has 2 rows, but responses has 1"):
+        pack_rows([[1], [2]], [[3]], 0)
+    for prompts, responses in (([[1], []], [[2], [3]]), ([], [])):
+        with pytest.raises(ValueError, match="a prompt is empty"):
+            pack_rows(prompts, responses, 0)
+
+
+def test_texts_are_packed_with_their_end(letters):
+    records = pack_completions(letters, ["a", "bc"], ["d", ""])
+    assert records.obs.tolist() == [[0, 3], [1, 2]] and records.actions.tolist() == [[3, 8], [2, 8]]
+    assert records.mask.tolist() == [[True, True], [False, True]]
+
+
+def test_all_ids_but_padding_are_allowed(letters):
+    assert allowed_ids(letters).tolist() == [True] * 9 + [False]
+    letters.pad_id = letters.eos_id  # as in published encodings: then the end must stay possible
+    assert allowed_ids(letters).all()
+
+
+# ---- collecting
+
+
+class Scripted:
+    """Says what it is told; every token has log-probability −1."""
+
+    def __init__(self, responses):
+        self.responses = torch.tensor(responses)
+
+    def generate(self, ids, max_new_tokens, attention_mask, **options):
+        self.ids, self.attention_mask, self.options = ids, attention_mask, options
+        return torch.cat([ids, self.responses], 1)
+
+    def __call__(self, obs):
+        return Constant(-1.0)
+
+
+class Constant:
+    """Gives every action one log-probability, or the one at its place in a table."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def log_prob(self, actions):
+        return torch.zeros_like(actions, dtype=torch.float64) + self.value
+
+
+class Asked:
+    """A task with the given prompts."""
+
+    def __init__(self, *prompts):
+        self.prompts = list(prompts)
+
+    def sample(self, n, generator):
+        return self.prompts, {}
+
+
+def scripted_world(letters, prompts, responses, scores, **settings):
+    seen = {}
+
+    def reward(prompts, completions):
+        seen.update(prompts=prompts, completions=completions)
+        return scores
+
+    world = TokenWorld(Asked(*prompts), letters, reward, 5, **settings)
+    policy = Scripted(responses)
+    return world.collect(policy), policy, seen
+
+
+A, END_ID, PAD_ID = 0, 8, 9
+RESPONSES = [[A, 1, END_ID, PAD_ID, PAD_ID], [A, 1, 2, 3, 4], [END_ID, PAD_ID, PAD_ID, PAD_ID, PAD_ID]]
+
+
+def test_score_and_flags_land_on_the_last_real_token(letters):
+    # B09: [t0, t1, END, PAD, PAD], a row that fills all five columns, and one that ends at once
+    batch, _, seen = scripted_world(letters, ["a", "b", "c"], RESPONSES, [1.0, 2.0, 3.0])
+    assert batch.obs.shape == (3, 5) and batch.mask.sum(1).tolist() == [3, 5, 1]
+    assert batch.rewards.tolist() == [[0, 0, 1, 0, 0], [0, 0, 0, 0, 2], [3, 0, 0, 0, 0]]
+    last = [[0, 0, 1, 0, 0], [0, 0, 0, 0, 1], [1, 0, 0, 0, 0]]
+    assert batch.terminated.long().tolist() == last
+    assert batch.truncated.long().tolist() == [[0] * 5, last[1], [0] * 5]
+    assert seen == {"prompts": ["a", "b", "c"], "completions": ["ab", "abcde", ""]}
+    assert batch.metrics == {"score": 2, "response_length": 3, "ended_fraction": pytest.approx(2 / 3), "tokens": 9}
+    assert batch.rows_are_sequences and batch.max_length == 5 and batch.kl_in_reward == 0
+    assert batch.scores.tolist() == [1, 2, 3] and batch.values is batch.next_values is batch.ref_logprobs is None
+
+
+def test_token_penalties_and_advantages_of_a_completion(letters):
+    # log-ratio to the reference 0.2, −0.1, 0.3 at β 0.1, values 0, γ 1, λ 0.95; beyond the end it may be anything
+    ratio = tensor([[0.2, -0.1, 0.3, 5.0, -7.0]] * 3)
+    batch, _, _ = scripted_world(
+        letters, ["a", "b", "c"], RESPONSES, [1.0, 1.0, 1.0],
+        reference=lambda obs: Constant(-1 - ratio), kl_in_reward=0.1,
+    )
+    close(batch.rewards[0], [-0.02, 0.01, 0.97, 0, 0], 1e-12)
+    close(batch.ref_logprobs, -1 - ratio)
+    assert batch.kl_in_reward == 0.1
+    zeros = torch.zeros_like(batch.rewards)
+    advantages, _ = gae(batch.rewards, zeros, zeros, batch.terminated, batch.truncated, 1.0, 0.95)
+    close(advantages[0], [0.864925, 0.9315, 0.97, 0, 0], 1e-6)
+
+
+def test_a_missing_end_is_penalised(letters):
+    batch, _, _ = scripted_world(letters, ["a", "b", "c"], RESPONSES, [1.0, 2.0, 3.0], missing_end_penalty=0.5)
+    assert batch.scores.tolist() == [1, 1.5, 3] and batch.rewards[1].tolist() == [0, 0, 0, 0, 1.5]
+
+
+def test_prompts_of_unequal_length_are_padded_on_the_left_for_sampling_only(letters):
+    batch, policy, _ = scripted_world(letters, ["fgh", "b"], RESPONSES[:2], [0.0, 0.0])
+    assert policy.ids.tolist() == [[5, 6, 7], [9, 9, 1]] and policy.attention_mask.tolist() == [[1, 1, 1], [0, 0, 1]]
+    assert policy.options == {"greedy": False, "eos_id": 8, "pad_id": 9}
+    assert batch.obs.tolist() == [[5, 6, 7, 0, 1], [1, 0, 1, 2, 3]]
+    assert batch.actions.tolist() == [[6, 7, 0, 1, 8], [0, 1, 2, 3, 4]]
+    assert batch.mask.long().tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]]
+
+
+def test_each_prompt_has_its_group_in_neighbouring_rows(make_text):
+    world, policy, _ = make_text(group_size=3)
+    batch = world.collect(policy)  # the task's reward checks that columns stay with their prompts
+    assert batch.obs.shape[0] == 12 and batch.group_size == 3
+    firsts = batch.obs[:, 0].view(4, 3)
+    assert (firsts == firsts[:, :1]).all()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_logprobs_are_those_of_each_row_by_itself(make_text, temperature):
+    world, policy, critic = make_text(temperature=temperature)
+    batch = world.collect(policy, critic)
+    assert not ((batch.actions == PAD_ID) & batch.mask).any()
+    for row in range(len(batch.mask)):
+        length = int(batch.mask[row].nonzero().max()) + 1
+        ids = batch.obs[row : row + 1, :length].clone()
+        for found, gpt in ((batch.logprobs, policy.gpt), (batch.ref_logprobs, world.reference.gpt)):
+            logits = gpt(ids)[0] / temperature
+            logits[:, PAD_ID] = -math.inf
+            wanted = logits.log_softmax(-1).gather(1, batch.actions[row, :length, None]).squeeze(1)
+            keep = batch.mask[row, :length]
+            close(found[row, :length][keep], wanted[keep].detach(), 1e-10)
+        close(batch.values[row, :length], critic(ids)[0].detach(), 1e-10)
+
+
+def test_next_values_are_the_values_one_token_on(make_text):
+    world, policy, critic = make_text()
+    batch = world.collect(policy, critic)
+    assert torch.equal(batch.next_values[:, :-1], batch.values[:, 1:]) and not batch.next_values[:, -1].any()
+    assert batch.values.any() and not batch.values.requires_grad and not batch.logprobs.requires_grad
+
+
+def test_sampling_follows_the_policy(make_text):
+    # the first token of 2,000 completions of one prompt against its probabilities
+    world, policy, _ = make_text(temperature=0.7, group_size=2000, prompts_per_batch=1)
+    torch.manual_seed(0)
+    batch = world.collect(policy)
+    column = int(batch.mask[0].long().argmax())
+    found = batch.actions[:, column].bincount(minlength=10) / 2000
+    with torch.no_grad():
+        wanted = policy(batch.obs[:1]).probs[0, column]
+    assert (found - wanted).abs().max() < 4 * math.sqrt(0.25 / 2000)
+
+
+def test_the_world_refuses_what_makes_no_sense(letters):
+    with pytest.raises(ValueError, match="there is no reference"):
+        TokenWorld(Asked("a"), letters, None, 5, kl_in_reward=0.1)
+    for scores in ([1.0], [1.0, 1.0]):
+        with pytest.raises(ValueError, match=f"gave {len(scores)} scores for 3 completions"):
+            scripted_world(letters, ["a", "b", "c"], RESPONSES, scores)
+
+
+def test_the_stream_of_prompts_is_seeded_and_saved(make_text):
+    def prompts(world, policy):
+        return world.collect(policy).obs[:, 0].tolist()
+
+    world, policy, _ = make_text(prompts_per_batch=30)
+    first = prompts(world, policy)
+    state = copy.deepcopy(world.state_dict())
+    second = prompts(world, policy)
+    other, _, _ = make_text(prompts_per_batch=30)  # the argument named seed of a world is 0 here
+    assert prompts(other, policy) == first != second
+    other.load_state_dict(state)
+    assert prompts(other, policy) == second
+    another = TokenWorld(world.task, world.tokenizer, world.reward, 5, group_size=2, prompts_per_batch=30, seed=1)
+    assert prompts(another, policy) != first
+
+
+# ---- evaluating
+
+
+def test_evaluation_leaves_no_trace(make_text):
+    world, policy, _ = make_text(dropout=0.3)
+    policy.train()
+    random, prompts = torch.get_rng_state(), world.generator.get_state()
+    first, samples = world.evaluate(policy)
+    assert torch.equal(torch.get_rng_state(), random) and torch.equal(world.generator.get_state(), prompts)
+    assert policy.training and policy.gpt.training
+    torch.rand(7)
+    assert world.evaluate(policy) == (first, samples)
+    assert world.evaluate(policy, seed=1)[0] != first
+
+
+def test_evaluation_measures_what_it_says(make_text):
+    world, policy, _ = make_text()
+    metrics, samples = world.evaluate(policy, count=2, seed=3)
+    prompts = ["bb", "e"]
+    assert [sample["prompt"] for sample in samples] == prompts and [s["first"] for s in samples] == ["b", "e"]
+    torch.manual_seed(3)
+    obs, _, mask, sampled, ended = world.complete(policy, prompts)
+    *_, greedy, _ = world.complete(policy, prompts, greedy=True)
+    assert [sample["completion"] for sample in samples] == greedy
+    score = {name: world.reward(prompts, texts, first=["b", "e"]) for name, texts in (("g", greedy), ("s", sampled))}
+    assert [sample["score"] for sample in samples] == score["g"]
+    assert metrics["accuracy_greedy"] == sum(score["g"]) / 2 and metrics["accuracy_sampled"] == sum(score["s"]) / 2
+    assert metrics["response_length"] == mask.sum() / 2 and metrics["ended_fraction"] == ended.float().mean()
+    kl = categorical_kl(policy.logits(obs), world.reference.logits(obs)) * mask
+    assert abs(metrics["kl_policy_ref"] - kl.sum() / 2) < 1e-10 and metrics["kl_policy_ref"] > 0.01
+
+
+def test_kl_to_the_reference(make_text):
+    world, policy, _ = make_text()
+    assert world.evaluate(policy, reference=copy.deepcopy(policy))[0]["kl_policy_ref"] == 0
+    world, policy, _ = make_text(reference=False)
+    assert "kl_policy_ref" not in world.evaluate(policy)[0]
+
+
+def test_greedy_takes_the_likeliest_token(make_text):
+    world, policy, _ = make_text()
+    obs, actions, mask, _, _ = world.complete(policy, ["a", "gh"], greedy=True)
+    assert torch.equal(policy.mode(obs)[mask], actions[mask])
+
+
+# ---- the policy's side of it
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+def test_slices_of_columns_are_refused(make_text, rows, kind):
+    _, policy, critic = make_text()
+    model, ids = {"policy": policy, "critic": critic}[kind], torch.randint(8, (rows, 6))
+    for column in (1, 3, 5):
+        with pytest.raises(ValueError, match="slice of columns"):
+            model(ids[:, column:])
+    for whole in (ids, ids[:, :4], ids[rows - 1 :], ids[rows - 1 :, :4], ids[::2], ids.flatten()[-6:].view(1, 6)):
+        model(whole)
+    for wrong in (ids[0], ids.double(), ids.unsqueeze(2)):
+        with pytest.raises(ValueError, match=r"obs has shape .* it must be \(B, T\) token ids"):
+            model(wrong)
+
+
+def test_a_distribution_has_no_dropout_and_leaves_the_mode_alone(make_text):
+    _, policy, critic = make_text(dropout=0.5)
+    ids = torch.randint(8, (2, 6))
+    for model, value in ((policy, lambda: policy(ids).logits), (critic, lambda: critic(ids)),
+                         (policy, lambda: policy.mode(ids))):
+        for mode in (True, False):
+            model.train(mode)
+            assert torch.equal(value(), value())
+            assert all(module.training is mode for module in model.modules())
+    policy.train()
+    assert not torch.equal(policy.logits(ids), policy.logits(ids))  # what supervised losses use
+    with pytest.raises(ValueError):
+        policy(ids[0])
+    assert policy.gpt.training  # also after an error
+
+
+def test_the_distribution_is_tempered_and_forbids(make_gpt, letters):
+    policy = TokenPolicy(make_gpt(), 0.5, allowed_ids(letters))
+    ids = torch.randint(8, (2, 6))
+    wanted = policy.gpt(ids) / 0.5
+    wanted[..., PAD_ID] = -math.inf
+    found = policy(ids)
+    close(found.probs, wanted.softmax(-1), 1e-14)
+    assert not found.probs[..., PAD_ID].any() and isinstance(found, Categorical)
+    assert found.entropy().isfinite().all()
+    for temperature in (0, -1.0):
+        with pytest.raises(ValueError, match=f"temperature is {temperature}"):
+            TokenPolicy(policy.gpt, temperature)
