@@ -34,8 +34,8 @@ def main(argv=None):
     name, command = words[0], None
     try:
         if name not in all_commands():
-            close = difflib.get_close_matches(name, all_commands(), n=2)
-            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            close = difflib.get_close_matches(name, all_commands(), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
             return complain(f"no command {name!r}{hint} ({PROGRAM} --help lists all)", 2)
         command = parse(name, words[1:])
         if command is None:
@@ -45,11 +45,15 @@ def main(argv=None):
         return complain(f"{name}: {error}. The last good state is in {command.out}", 1)
     except KeyboardInterrupt:
         return complain(how_to_go_on(words, command), 130)
+    except BrokenPipeError:  # the reader of our output, `| head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except (ValueError, OSError) as error:
         if os.environ.get("MINIRL_DEBUG"):
             raise
         reason = f"{error.filename}: {error.strerror}" if getattr(error, "filename", None) else error
-        return complain(f"{name}: {reason} ({PROGRAM} {name} --help lists all options)", 2)
+        more = "" if command else f" ({PROGRAM} {name} --help lists all options)"
+        return complain(f"{name}: {reason}{more}", 2)
 
 
 def complain(message, code):

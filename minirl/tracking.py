@@ -52,12 +52,8 @@ class TrainingDiverged(RuntimeError):
 def check_finite(step, metrics, may_be_nan=MAY_BE_NAN):
     """Stop a run that has broken before it trains on for hours.
 
-    Args:
-        step: number of the update, for the message.
-        metrics: dict name -> number or 0-d tensor.
-        may_be_nan: names for which nan is a legitimate value; infinity never is.
-    Raises:
-        TrainingDiverged: naming the first metric that is nan or infinite.
+    Raises TrainingDiverged, naming the first of `metrics` (name -> number or 0-d tensor) that is nan or infinite; those
+    in `may_be_nan` may be nan, but not infinite.
     """
     for name, value in zip(metrics, map(float, metrics.values()), strict=True):
         if not math.isfinite(value) and not (math.isnan(value) and name in may_be_nan):
@@ -212,9 +208,7 @@ def read_rows(path):
 
 def _number(value):
     value = value.item() if hasattr(value, "item") else value
-    if isinstance(value, str):
-        return value
-    return int(value) if isinstance(value, int) else float(value)
+    return value if isinstance(value, str) else int(value) if isinstance(value, int) else float(value)
 
 
 def write_config(folder, settings):
@@ -227,10 +221,10 @@ def write_config(folder, settings):
 
 def machine():
     """What numbers may depend on besides the settings: versions, processor, threads, commit. A dict of str and int."""
-    installed = {str(found.metadata["Name"]).lower(): found.version for found in metadata.distributions()}
+    packages = ("torch", "numpy", "gymnasium", "mujoco", "tiktoken")
     return {
         "minirl": minirl.__version__, "commit": _commit(), "python": platform.python_version(),
-        **{name: installed.get(name) for name in ("torch", "numpy", "gymnasium", "mujoco", "tiktoken")},
+        **{name: next((found.version for found in metadata.distributions(name=name)), None) for name in packages},
         "platform": platform.platform(), "cpu": _cpu(), "cores": os.cpu_count(), "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }

@@ -33,7 +33,7 @@ def test_one_seed_for_everything():
 def test_devices():
     assert resolve_device("cpu") == "cpu"
     assert resolve_device("auto") == resolve_device() == ("cuda" if torch.cuda.is_available() else "cpu")
-    for missing in ["gpu9", "cuda:99"]:
+    for missing in ["gpu9", "cuda:99", "fpga"]:
         with pytest.raises(ValueError, match=f"device '{missing}' is not available here; use --device cpu, or auto"):
             resolve_device(missing)
 
@@ -179,7 +179,7 @@ def test_a_continued_fit_sees_what_an_uninterrupted_one_sees():
     halves.load_state_dict(saved["state"])
     rows += fit(halves, Numbers(range(7)), steps=6, batch_size=2, accumulate=2, seed=3, start=3)
     assert halves.seen == whole.seen and torch.equal(halves.w, whole.w) and rows == history
-    assert fit(Pull(), Numbers(range(7)), steps=6, batch_size=2, seed=4) != history
+    assert fit(Pull(), Numbers(range(7)), steps=6, batch_size=2, accumulate=2, seed=4) != history
 
 
 def test_fit_evaluates_and_saves_when_it_should():
@@ -221,7 +221,8 @@ class Walk:
     """A world that hands out numbers, and an algorithm that adds them up; both in one."""
 
     def __init__(self, bad_at=None, interrupt_at=None):
-        self.policy, self.critic, self.total, self.collected, self.progress = object(), object(), 0.0, 0, []
+        self.policy, self.critic, self.total = object(), object(), torch.zeros(())
+        self.collected, self.progress = 0, []
         self.metrics, self.bad_at, self.interrupt_at = {}, bad_at, interrupt_at
 
     def collect(self, policy, critic):
@@ -234,14 +235,14 @@ class Walk:
 
     def update(self, batch, progress):
         self.progress.append(progress)
-        self.total += math.nan if self.collected == self.bad_at else self.collected
-        return {"policy_loss": torch.tensor(self.total), "ratio_max": 1.0}
+        self.total += math.nan if self.collected == self.bad_at else self.collected  # in place, as an optimizer does
+        return {"policy_loss": self.total.clone(), "ratio_max": 1.0}
 
     def state_dict(self):
         return {"total": self.total}
 
     def load_state_dict(self, state):
-        self.total = state["total"]
+        self.total.copy_(state["total"])
 
 
 def test_train_collects_updates_and_writes_down():
@@ -268,7 +269,7 @@ def test_train_may_start_later_and_need_nobody_to_watch():
 def test_train_that_diverges_goes_back_and_saves():
     walk, saved = Walk(bad_at=3), []
     with pytest.raises(TrainingDiverged, match="step 3: policy_loss is nan"):
-        train(walk, walk, 5, save=lambda n: saved.append((n, walk.total)))
+        train(walk, walk, 5, save=lambda n: saved.append((n, walk.total.item())))
     assert saved == [(2, 3.0)] and walk.total == 3
     walk = Walk(bad_at=1)
     with pytest.raises(TrainingDiverged):
@@ -280,7 +281,7 @@ def test_ctrl_c_waits_for_the_update_and_saves_it():
     before = signal.getsignal(signal.SIGINT)
     walk, saved = Walk(interrupt_at=2), []
     with pytest.raises(KeyboardInterrupt):
-        train(walk, walk, 5, save=lambda n: saved.append((n, walk.total)))
+        train(walk, walk, 5, save=lambda n: saved.append((n, walk.total.item())))
     assert saved == [(2, 3.0)] and signal.getsignal(signal.SIGINT) is before
 
     class Interrupted(Pull):

@@ -25,8 +25,8 @@ class Range:
         return above and (number < self.high if self.open == "high" else number <= self.high)
 
     def __str__(self):
-        low = f"{'>' if self.open == 'low' else '>='} {self.low:g}"
-        return low if self.high == math.inf else f"{low} and {'<' if self.open == 'high' else '<='} {self.high:g}"
+        low = f"{'>' if self.open == 'low' else '>='} {self.low:.9g}"
+        return low if self.high == math.inf else f"{low} and {'<' if self.open == 'high' else '<='} {self.high:.9g}"
 
 
 Positive = Annotated[float, Range(0, open="low")]

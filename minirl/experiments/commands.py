@@ -11,10 +11,12 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
-from typing import NamedTuple
+from pathlib import Path
+from typing import Generic, NamedTuple, TypeVar
 
 import tyro
 
+from minirl.experiments.settings import RunSettings
 from minirl.tracking import say
 
 GROUPS = ("Learn", "Train", "Compare", "Advanced")
@@ -38,7 +40,7 @@ COMMANDS = {
     "sft": Command("Train", "language.Finetune", "Supervised fine-tuning: raise the likelihood of given answers."),
     "generate": Command("Train", "language.Generate", "Let a trained model complete prompts."),
     "compare": Command("Compare", "compare.Compare", "Several algorithms on one environment, over several seeds."),
-}  # fmt: skip
+}
 ALIASES = {  # names that other libraries use -> ours, the first one that the command has
     "--env-id": ("--task", "--env"), "--total-timesteps": ("--env-steps",), "--output-dir": ("--out",),
     "--model-name-or-path": ("--init",), "--seed": ("--seed", "--seeds"),
@@ -52,26 +54,65 @@ def all_commands():
     learners = {}
     for name, entry in ALGORITHMS.items():
         summary = sys.modules[entry.algorithm.__module__].__doc__.splitlines()[0]
-        learners[name] = Command(entry.group, "on_policy.OnPolicy", summary)
+        learners[name] = Command(entry.group, "commands.OnPolicy", summary)
     # `generate` last of its group: it uses what the others made.
     return dict(sorted((COMMANDS | learners).items(), key=lambda item: item[0] == "generate"))
 
 
+Config, World = TypeVar("Config"), TypeVar("World")
+
+
 @dataclass(frozen=True)
-class _Task:
+class OnPolicy(Generic[Config, World]):
+    """The command of an algorithm: what its line of the table holds for one task."""
+
+    name: tyro.conf.SuppressFixed[tyro.conf.Fixed[str]]
+    task: str
+    """arithmetic, or the id of a gymnasium environment (--env-id is the same); the defaults below are this task's."""
+    algorithm: Config
+    world: World
+    training: RunSettings
+
+    @classmethod
+    def of(cls, name, task):
+        """(type, defaults) of algorithm `name` on `task`."""
+        from minirl.experiments.on_policy import ALGORITHMS
+
+        entry, text = ALGORITHMS[name], task == "arithmetic"
+        config, world = (entry.text, entry.text_world) if text else (entry.control, entry.control_world)
+        out = Path("runs", name if text else f"{name}-{re.sub('[^A-Za-z0-9._-]+', '-', task)}")
+        return cls[type(config), type(world)], cls(name, task, config, world, RunSettings(out))
+
+    @property
+    def out(self):
+        """The run's folder."""
+        return self.training.out
+
+    def run(self):
+        """Train; returns the summary of Run.start."""
+        from minirl.experiments.on_policy import Run
+
+        return Run(self.name, self.task, self.algorithm, self.world, self.training).start()
+
+
+@dataclass(frozen=True)
+class TaskChoice:
+    """What has to be known before an algorithm's options are."""
+
     task: str = "arithmetic"
 
 
 def defaults_of(name, words):
-    """The settings of command `name` where `words` do not say otherwise; for an algorithm --task selects them."""
-    place = COMMANDS[name].place if name in COMMANDS else "on_policy.OnPolicy"
-    module, kind = place.split(".")
-    kind = getattr(import_module(f"minirl.experiments.{module}"), kind)
+    """(type, defaults) of command `name`; for an algorithm the --task among `words` selects them."""
     if name in COMMANDS:
+        module, kind = COMMANDS[name].place.split(".")
+        kind = getattr(import_module(f"minirl.experiments.{module}"), kind)
         return kind, kind()
-    words = [re.sub("^--env[-_]id", "--task", word) for word in words]
-    choice, _ = tyro_cli(_Task, args=words, return_unknown_args=True, add_help=False)
-    return kind.of(name, choice.task)
+    words = [translate(word, ["--task"]) for word in words]
+    task = tyro_cli(TaskChoice, args=words, return_unknown_args=True, add_help=False)[0].task
+    if task != "arithmetic" and difflib.get_close_matches(task.lower(), ["arithmetic"], cutoff=0.8):
+        raise ValueError(f"no task {task!r}; did you mean arithmetic?")
+    return OnPolicy.of(name, task)
 
 
 def next_command(name, settings):
@@ -106,7 +147,8 @@ def parse(name, words):
         return None
     settings, unknown = parsed
     if unknown:
-        raise ValueError(explain_unknown(unknown, known))
+        where = f" with --task {settings.task}" if hasattr(settings, "task") else ""
+        raise ValueError(explain_unknown(unknown, known, where))
     return settings
 
 
@@ -145,22 +187,33 @@ def translate(word, known):
     return ours[0] + equals + value if ours else word
 
 
+PLAINER = (  # what tyro and Python say -> what a reader understands; applied in this order
+    (r"^Error parsing [^-]\S*: ", ""),
+    (r"^Error parsing (--\S+): ", r"\1: "),
+    (r"(?:Could not find valid parse for arguments:|no type matching .*? could be instantiated from) \[(.*?)\].*",
+     r"\1 does not fit"),
+    (r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number"),
+    (r"could not convert string to float: (.*)", r"\1 is not a number"),
+    (r"^\w+(?= is )", lambda field: option(field[0])),  # our own checks name the field
+)  # fmt: skip
+
+
 def explain(text):
     """One line from what tyro prints about an error: a title, rules, the message, a rule, and more."""
     parts = [part.split() for part in re.split(r"^\W*[-\u2500]{8,}\W*$", text, flags=re.MULTILINE)]
     message = " ".join(parts[1] if len(parts) > 1 else text.split())
-    message = re.sub(r"^Error parsing (--\S+): ", r"\1: ", re.sub(r"^Error parsing [^-]\S*: ", "", message))
-    message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"\1 is not a whole number", message)
-    message = re.sub(r"could not convert string to float: (.*)", r"\1 is not a number", message)
-    return re.sub(r"^(\w+) is ", lambda match: f"{option(match[1])} is ", message)  # our own check: the field's name
+    for pattern, plainer in PLAINER:
+        message = re.sub(pattern, plainer, message)
+    return message
 
 
-def explain_unknown(words, known):
-    """One line about words that no option takes."""
-    name = next((word.split("=")[0] for word in words if word.startswith("-")), None)
+def explain_unknown(words, known, where=""):
+    """One line about words that no option takes; `where` says when `known` are the options."""
+    name = next((word.split("=")[0].replace("_", "-") for word in words if word.startswith("-")), None)
     if name is None:
         switch = words[0].lower() in ("true", "false", "0", "1", "yes", "no", "on", "off")
         hint = "; a switch takes no value: --name turns it on, --no-name off" if switch else ""
         return f"{words[0]!r} belongs to no option{hint}"
-    close = difflib.get_close_matches(name.replace("_", "-").replace("--no-", "--"), known, n=2)
-    return f"no option {name}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    no = "--no-" if name.startswith("--no-") else "--"
+    close = difflib.get_close_matches("--" + name.removeprefix(no), known, n=1)
+    return f"no option {name}{where}" + (f"; did you mean {close[0].replace('--', no, 1)}?" if close else "")

@@ -89,7 +89,7 @@ class Pretrain(Machine):
     """Longest text in tokens."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=3e-3, lr_decay=True))
     """The optimiser."""
-    steps: Count = 1000
+    steps: Count = 1600
     """Optimiser steps."""
     batch_size: Count = 64
     """Texts in each."""

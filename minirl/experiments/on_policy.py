@@ -6,13 +6,10 @@ text and on control. A new on-policy algorithm is one new file in algorithms/ an
 
 import copy
 import inspect
-import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
-
-from tyro.conf import Fixed, SuppressFixed
+from typing import Any, NamedTuple
 
 from minirl.algorithms.grpo import GRPO, GRPOConfig
 from minirl.algorithms.ppo import PPO, PPOConfig
@@ -60,26 +57,25 @@ ALGORITHMS = {
     ),
     "ppo-kl": Entry(
         PPOKL, PPOKLConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=5e-4, critic_lr=1e-3),
-        TextSettings(prompts_per_batch=256), PPOKLConfig(), ControlSettings(), text_updates=100,
+        TextSettings(prompts_per_batch=256), PPOKLConfig(), ControlSettings(), text_updates=100, group="Advanced",
     ),
     "grpo": Entry(
         GRPO, GRPOConfig(kl_beta=0.0, lr=1e-3), TextSettings(group_size=8, prompts_per_batch=32),
-        GRPOConfig(kl_beta=0.0, lr=3e-3), replace(_EPISODES, group_size=8), text_updates=120,
+        GRPOConfig(kl_beta=0.0, lr=5e-3), replace(_EPISODES, group_size=8), text_updates=120,
     ),
 }  # fmt: skip
 
 
 def build(algorithm, config, policy, make_critic):
     """The algorithm's object; a critic is made only for one that takes and uses it."""
-    takes_critic = "critic" in inspect.signature(algorithm).parameters
-    if not takes_critic:
+    if "critic" not in inspect.signature(algorithm).parameters:
         return algorithm(policy, config)
     uses_critic = getattr(config, "baseline", "learned") == "learned"
     return algorithm(policy, make_critic() if uses_critic else None, config)
 
 
 def text_setup(settings, seed, device):
-    """(world, policy, make_critic, evaluate): a TokenWorld on Arithmetic, and a policy that starts from `init`."""
+    """(world, policy, make_critic): a TokenWorld on Arithmetic, and a policy that starts from `init`."""
     gpt, tokenizer = load_model(settings.init, device)
     task = settings.arithmetic.task()
     allowed = allowed_ids(tokenizer, device)
@@ -202,10 +198,10 @@ class Run:
         state = {"run": f"{self.name} {self.task}", "update": update, "rng": rng_state(),
                  "algorithm": self.algorithm.state_dict(), "world": self.world.state_dict()}  # fmt: skip
         save_checkpoint(self.settings.out, state)
-        if self.task != "arithmetic":
-            write_rows(Path(self.settings.out) / "episodes.csv", self.world.finished)
         if self.task == "arithmetic":
             save_model(self.settings.out, self.policy.gpt, self.world.tokenizer)
+        else:
+            write_rows(Path(self.settings.out) / "episodes.csv", self.world.finished)
 
     def load(self):
         """Take the state back; returns the number of updates already made."""
@@ -220,35 +216,3 @@ class Run:
             raise ValueError(f"the run in {folder} had other settings ({error}); see its config.json") from error
         restore_rng_state(state["rng"])
         return state["update"]
-
-
-Config, World = TypeVar("Config"), TypeVar("World")
-
-
-@dataclass(frozen=True)
-class OnPolicy(Generic[Config, World]):
-    """The command of an algorithm: a line of the table with the settings of one task."""
-
-    name: SuppressFixed[Fixed[str]]
-    task: str
-    """arithmetic, or the id of a gymnasium environment (--env-id is the same); the defaults below are this task's."""
-    algorithm: Config
-    world: World
-    training: RunSettings
-
-    @classmethod
-    def of(cls, name, task):
-        """(type, defaults) of algorithm `name` on `task`."""
-        entry, text = ALGORITHMS[name], task == "arithmetic"
-        config, world = (entry.text, entry.text_world) if text else (entry.control, entry.control_world)
-        out = Path("runs", name if text else f"{name}-{re.sub('[^A-Za-z0-9._-]+', '-', task)}")
-        return cls[type(config), type(world)], cls(name, task, config, world, RunSettings(out))
-
-    @property
-    def out(self):
-        """The run's folder."""
-        return self.training.out
-
-    def run(self):
-        """Train; returns the summary of Run.start."""
-        return Run(self.name, self.task, self.algorithm, self.world, self.training).start()

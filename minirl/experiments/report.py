@@ -39,8 +39,8 @@ walker per environment step" src="data:image/png;base64,$figure">
 <h2>Samples, before and after</h2>
 <p>The first held-out sums and the most probable answer to each.</p>
 <div class="scroll">$samples</div>
-<footer>minirl $version, torch $torch, gymnasium $gymnasium, mujoco $mujoco, python $python; $cpu, $cores cores.
-Made by <code>python -m minirl tour$options</code>. All numbers are in results.csv and in each run's metrics.csv.</footer>
+<footer>minirl $version, torch $torch, gymnasium $gymnasium, mujoco $mujoco, python $python; $cpu, $cores cores. Made by
+<code>python -m minirl tour$options</code>. All numbers are in results.csv and in each run's metrics.csv.</footer>
 </body></html>
 """)
 

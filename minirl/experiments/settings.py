@@ -20,8 +20,8 @@ class Machine(Settings):
     device: str = "auto"
     """auto, cpu, cuda or another torch device."""
     threads: Count = 1
-    """CPU threads of torch. One suits models this small and keeps the number of cores out of the results: runs are equal
-    to the bit only where the threads are."""
+    """CPU threads of torch. One suits models this small, and keeps the number of cores out of the results: runs are
+    equal to the bit only where the threads are."""
 
     def prepare(self):
         """Set the threads, seed all generators, and return the device.
@@ -39,9 +39,9 @@ class Machine(Settings):
 class ArithmeticSettings(Settings):
     """Which sums."""
 
-    terms: Count = 2
+    terms: Count = 3
     """Numbers that are added."""
-    largest: Count = 49
+    largest: Count = 9
     """Largest of them."""
     format: Literal["direct", "think"] = "direct"
     """Answer at once, or think in tags first."""

@@ -9,12 +9,14 @@ The four and the two are independent, so they run side by side, a process with o
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from minirl.algorithms.settings import Count, Seed, Settings, Whole
 from minirl.experiments.language import Finetune, Pretrain
 from minirl.experiments.on_policy import ALGORITHMS, Run, RunSettings
 from minirl.experiments.parallel import run_jobs
 from minirl.experiments.report import write_report
 from minirl.plotting import read_metrics, tour_figure
 from minirl.tracking import say, write_config, write_rows
+from minirl.training import resolve_device
 
 COLUMNS = {  # of results.csv -> heading in the tables
     "stage": "stage", "seconds": "seconds",
@@ -54,7 +56,7 @@ class Stage:
 
 
 def result_row(stage, summary):
-    """A row of results.csv from a run's summary; `after` is the mean of the last evaluations where there were several."""
+    """A row of results.csv from a run's summary; `after` is the mean of its last evaluations."""
     before, after = summary["before"], dict(summary["after"])
     evaluations = [row for row in summary.get("history", []) if any(name in row for name in before)][-LAST:]
     for name in before:
@@ -68,7 +70,7 @@ def result_row(stage, summary):
 
 
 @dataclass(frozen=True)
-class Tour:
+class Tour(Settings):
     """See everything once: pretrain, fine-tune, four algorithms on text, two on a walker; a table and a report."""
 
     quick: bool = False
@@ -77,11 +79,11 @@ class Tour:
     """Folder for results.csv, tour.png, report.html and the runs; an earlier tour there is replaced."""
     env: str = "Walker2d-v5"
     """Environment of the second world."""
-    env_steps: int = 50_000
+    env_steps: Count = 50_000
     """Its steps for each algorithm (--quick: at most 16384)."""
-    workers: int = 0
+    workers: Whole = 0
     """Runs side by side; 0 for one per core."""
-    seed: int = 0
+    seed: Seed = 0
     """Of everything random."""
     device: str = "cpu"
     """Of the language model; networks as small as these are fastest on the CPU."""
@@ -89,8 +91,15 @@ class Tour:
     """No progress bars."""
 
     def run(self):
-        """Take the tour. Returns the rows of results.csv."""
-        write_config(self.out, self)
+        """Take the tour.
+
+        Returns (rows, failed): those of results.csv, and title of a stage -> its error in one line. A setting that does
+        not fit raises a ValueError before anything is written.
+        """
+        from minirl.worlds.control import make_env  # costs the import of a simulator
+
+        make_env(self.env).close()
+        write_config(self.out, replace(self, device=resolve_device(self.device)))
         done = Progress(self)
         pretrain = Pretrain(
             out=self.out / "pretrain", seed=self.seed, device=self.device, quiet=self.quiet,
@@ -109,7 +118,7 @@ class Tour:
         say(f"\nopen {self.out / 'report.html'} in a browser, or look at {self.out / 'tour.png'}")
         if failed:
             say(f"{len(failed)} of the stages failed: {', '.join(failed)}")
-        return done.rows
+        return done.rows, failed
 
     def stages(self, init):
         """What comes after fine-tuning, the longest first."""

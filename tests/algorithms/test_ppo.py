@@ -55,11 +55,11 @@ def test_values_and_gradients_by_hand(advantage, objective, moves):
 
 def test_the_two_bounds_may_differ():
     # 1.25 is outside 1 + 0.2 but inside 1 + 0.28; 0.75 is outside 1 − 0.2
-    loss, stats, logprobs = surrogate([1.25, 1.3, 0.75, 0.85], [1, 1, -1, -1], clip=(0.2, 0.28))
+    loss, stats, logprobs = surrogate([1.25, 1.26, 1.3, 0.75, 0.85], [1, 1, 1, -1, -1], clip=(0.2, 0.28))
     loss.backward()
-    close(loss, -(1.25 + 1.28 - 0.8 - 0.85) / 4)
-    assert (logprobs.grad[0] != 0).tolist() == [True, False, False, True]
-    close(stats["clip_fraction"], 0.5)
+    close(loss, -(1.25 + 1.26 + 1.28 - 0.8 - 0.85) / 5)
+    assert (logprobs.grad[0] != 0).tolist() == [True, True, False, False, True]
+    close(stats["clip_fraction"], 0.4)
 
 
 def test_what_the_stats_say():
@@ -68,6 +68,8 @@ def test_what_the_stats_say():
     close(stats["clip_fraction"], 2 / 3)  # 0.5 lies outside too, though its gradient is not cut
     close(stats["kl_old_new"], (0.5 - 1 - math.log(0.5) + 1.5 - 1 - math.log(1.5)) / 3)  # r − 1 − log r
     assert stats["count"] == 3 and not any(value.requires_grad for value in stats.values())
+    _, stats, _ = surrogate([0.5, 0.7, 9.0], [1, 1, 1], mask=[1, 1, 0])
+    close(stats["ratio_max"], 0.7)
 
 
 def test_at_the_policy_that_sampled_it_is_the_policy_gradient():
@@ -242,7 +244,7 @@ def steps_of(optimizer):
 def test_it_takes_the_steps_that_the_config_says(make_control):
     batch, policy, critic = make_control()
     algorithm = PPO(policy, critic, PPOConfig(epochs=3, minibatches=4, lr_decay=False))
-    algorithm.update(batch, progress=0.5)
+    assert algorithm.update(batch, progress=0.5)["count"] == 20
     assert steps_of(algorithm.optimizer) == steps_of(algorithm.critic_optimizer) == 12
     assert algorithm.optimizer.param_groups[0]["lr"] == algorithm.critic_optimizer.param_groups[0]["lr"] == 3e-4
 

@@ -116,7 +116,7 @@ def test_loss_by_hand():
     close(logprobs.grad, tensor([[-1, -2], [1, 0]]) / 3)
     assert advantages.grad is None
     loss, stats = policy_gradient_loss(logprobs, advantages, mask, "trajectory")
-    assert loss == 1 and stats["count"] == 2
+    assert loss == 1 and stats["count"] == 2 and not stats["policy_loss"].requires_grad
 
 
 def test_what_lies_outside_the_mask_does_not_matter():
@@ -210,6 +210,8 @@ def test_the_moving_average_never_contains_the_batch_it_is_subtracted_from():
     mean = returns[batch.mask].mean()
     close(one.advantages(batch)[0], returns - mean)
     assert abs(one.ema.value - mean) < 1e-12 and one.ema.updates == 2
+    one.ema.update(mean + 7)  # (0.5 · 0.75 m + 0.5 (m + 7)) / 0.875 = m + 4
+    assert abs(one.ema.value - mean - 4) < 1e-12
 
 
 def test_one_update_is_one_adam_step_on_loss_minus_entropy_bonus():

@@ -79,6 +79,11 @@ def test_the_class_scores_its_own_tempered_logits(make_gpt, letters):
     torch.testing.assert_close(loss, sft_loss(policy.gpt(records.obs) / 0.5, records.actions, records.mask)[0])
 
 
+def test_the_settings_reach_the_optimizer(make_gpt):
+    group = SFT(TokenPolicy(make_gpt()), SFTConfig(lr=0.02, weight_decay=0.3)).optimizer.param_groups[0]
+    assert group["lr"] == 0.02 and group["weight_decay"] == 0.3
+
+
 def test_dropout_acts_in_supervised_training_where_the_config_has_it(make_gpt, letters):
     policy = TokenPolicy(make_gpt(dropout=0.3))
     records = pack_completions(letters, ["a"], ["fed"])

@@ -81,7 +81,8 @@ def test_rounding_noise_is_not_blown_up(values, dtype):
 
 
 @pytest.mark.parametrize(
-    ("offset", "spread", "kept"), [(0, 2e-6, True), (0, 5e-7, False), (100, 2e-4, True), (100, 5e-5, False)]
+    ("offset", "spread", "kept"),
+    [(0, 2e-6, True), (0, 5e-7, False), (100, 2e-4, True), (100, 5e-5, False), (-100, 2e-4, True), (-100, 5e-5, False)],
 )
 def test_where_noise_begins(offset, spread, kept):
     # two values offset ± spread/√2 have sample deviation `spread`; noise ends at 1e-6 · max(1, largest)

@@ -171,8 +171,9 @@ def test_explained_variance_ignores_what_the_mask_ignores():
 
 @pytest.mark.parametrize("returns", [[2.0, 2.0], [0.0, 0.0], [1000.1, 1000.1]])
 def test_explained_variance_of_returns_that_do_not_vary(returns):
-    assert math.isnan(explained_variance(torch.zeros(1, 2), torch.tensor([returns])))
-    assert math.isnan(explained_variance(torch.zeros(1, 2), torch.tensor([returns]), torch.zeros(1, 2)))
+    values = torch.tensor([[0.0, 1.0]])
+    assert math.isnan(explained_variance(values, torch.tensor([returns])))
+    assert math.isnan(explained_variance(values, torch.tensor([returns]), torch.zeros(1, 2)))
 
 
 def test_explained_variance_refuses_other_shapes():

@@ -119,16 +119,16 @@ def test_every_pass_is_shuffled_anew_and_reproducibly():
     assert orders() == [first, second]
 
 
-def completions(rows):
-    return Completions(numbered(rows, T), 100 + numbered(rows, T), torch.ones(rows, T))
+def completions(rows, first=0):
+    return Completions(first + numbered(rows, T), 100 + first + numbered(rows, T), torch.ones(rows, T))
 
 
 def test_completions_and_pairs():
-    pairs = Pairs(completions(3), completions(3))
+    pairs = Pairs(completions(3), completions(3, 40))
     part = pairs.rows(torch.tensor([2, 0]))
     assert len(pairs) == 3 and len(part) == 2 and len(completions(3).rows(slice(0, 1))) == 1
-    for side in (part.chosen, part.rejected):
-        assert side.obs[:, 0].tolist() == [8, 0] and side.actions[:, 0].tolist() == [108, 100]
+    for side, first in ((part.chosen, 0), (part.rejected, 40)):
+        assert (side.obs[:, 0] - first).tolist() == [8, 0] and (side.actions[:, 0] - first).tolist() == [108, 100]
     with pytest.raises(ValueError, match="chosen has 3 rows, but rejected has 2"):
         Pairs(completions(3), completions(2))
 

@@ -179,7 +179,7 @@ def test_each_prompt_has_its_group_in_neighbouring_rows(make_text):
 def test_logprobs_are_those_of_each_row_by_itself(make_text, temperature):
     world, policy, critic = make_text(temperature=temperature)
     batch = world.collect(policy, critic)
-    assert not ((batch.actions == PAD_ID) & batch.mask).any()
+    assert not ((batch.actions == PAD_ID) & batch.mask).any() and batch.logprobs.isfinite().all()
     for row in range(len(batch.mask)):
         length = int(batch.mask[row].nonzero().max()) + 1
         ids = batch.obs[row : row + 1, :length].clone()
@@ -227,12 +227,12 @@ def test_the_stream_of_prompts_is_seeded_and_saved(make_text):
     first = prompts(world, policy)
     state = copy.deepcopy(world.state_dict())
     second = prompts(world, policy)
-    other, _, _ = make_text(prompts_per_batch=30)  # the argument named seed of a world is 0 here
+    other, _, _ = make_text(prompts_per_batch=30)
     assert prompts(other, policy) == first != second
-    other.load_state_dict(state)
-    assert prompts(other, policy) == second
     another = TokenWorld(world.task, world.tokenizer, world.reward, 5, group_size=2, prompts_per_batch=30, seed=1)
     assert prompts(another, policy) != first
+    another.load_state_dict(state)
+    assert prompts(another, policy) == second
 
 
 # ---- evaluating
@@ -252,6 +252,7 @@ def test_evaluation_leaves_no_trace(make_text):
 
 def test_evaluation_measures_what_it_says(make_text):
     world, policy, _ = make_text()
+    world.reward = lambda prompts, texts, first: [sum(map(ord, text)) for text in texts]
     metrics, samples = world.evaluate(policy, count=2, seed=3)
     prompts = ["bb", "e"]
     assert [sample["prompt"] for sample in samples] == prompts and [s["first"] for s in samples] == ["b", "e"]
@@ -260,7 +261,7 @@ def test_evaluation_measures_what_it_says(make_text):
     *_, greedy, _ = world.complete(policy, prompts, greedy=True)
     assert [sample["completion"] for sample in samples] == greedy
     score = {name: world.reward(prompts, texts, first=["b", "e"]) for name, texts in (("g", greedy), ("s", sampled))}
-    assert [sample["score"] for sample in samples] == score["g"]
+    assert [sample["score"] for sample in samples] == score["g"] and sum(score["g"]) != sum(score["s"])
     assert metrics["accuracy_greedy"] == sum(score["g"]) / 2 and metrics["accuracy_sampled"] == sum(score["s"]) / 2
     assert metrics["response_length"] == mask.sum() / 2 and metrics["ended_fraction"] == ended.float().mean()
     kl = categorical_kl(policy.logits(obs), world.reference.logits(obs)) * mask
@@ -291,7 +292,8 @@ def test_slices_of_columns_are_refused(make_text, rows, kind):
     for column in (1, 3, 5):
         with pytest.raises(ValueError, match="slice of columns"):
             model(ids[:, column:])
-    for whole in (ids, ids[:, :4], ids[rows - 1 :], ids[rows - 1 :, :4], ids[::2], ids.flatten()[-6:].view(1, 6)):
+    inside = torch.cat([ids.new_zeros(4), ids.flatten()])[4:].view(rows, 6)
+    for whole in (ids, ids[:, :4], ids[rows - 1 :], ids[rows - 1 :, :4], ids[::2], inside, inside[0, 1:].unsqueeze(0)):
         model(whole)
     for wrong in (ids[0], ids.double(), ids.unsqueeze(2)):
         with pytest.raises(ValueError, match=r"obs has shape .* it must be \(B, T\) token ids"):

@@ -1,0 +1,434 @@
+"""The command line: help, settings, errors, interruptions, and the same numbers for the same seed."""
+
+import csv
+import dataclasses
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from minirl.__main__ import main
+from minirl.algorithms.ppo import PPO
+from minirl.checkpoint import load_checkpoint
+from minirl.experiments.commands import GROUPS, all_commands, defaults_of, options, parse
+from minirl.experiments.on_policy import ALGORITHMS
+from minirl.tracking import Tracker
+
+ROOT = Path(__file__).resolve().parent.parent
+COMMANDS = ["tour", "pretrain", "sft", "reinforce", "trpo", "ppo", "ppo-kl", "grpo", "compare", "generate"]
+TINY = "--held-out 8 --prompts-per-batch 4 --group-size 2 --updates 3 --quiet"
+TINY_TEXT = f"--init {{model}} {TINY}"
+SHORT = {"ppo": " --epochs 2 --minibatches 2", "ppo-kl": " --epochs 2 --minibatches 2", "trpo": " --critic-epochs 2"}
+TINY_CONTROL = "--task CartPole-v1 --num-envs 2 --warmup-steps 8 --evaluate-episodes 1 --updates 3 --quiet"
+
+
+def run(line, **paths):
+    """main on a command line; {name} in it is replaced by a path."""
+    return main([word.format(**paths) for word in shlex.split(line)])
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A run folder with a language model that has seen two batches."""
+    folder = tmp_path_factory.mktemp("model")
+    line = "pretrain --steps 2 --documents 64 --n-layer 1 --n-embd 16 --held-out 8 --quiet --out {out}"
+    assert run(line, out=folder) == 0
+    return folder
+
+
+def settings_of(folder):
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))["settings"]
+
+
+def rows_of(folder):
+    with (folder / "metrics.csv").open(encoding="utf-8", newline="") as file:
+        return [{name: cell for name, cell in row.items() if name != "seconds"} for row in csv.DictReader(file)]
+
+
+def state_of(folder):
+    """The checkpoint as text and bytes. (Its file may differ: safetensors writes the header's entries in any order.)"""
+    with safe_open(folder / "checkpoint.safetensors", framework="pt") as file:
+        return file.metadata()["state"], {name: file.get_tensor(name).numpy().tobytes() for name in file.keys()}
+
+
+def one_line(capsys):
+    """What was printed on standard error: one line, without a traceback."""
+    text = capsys.readouterr().err
+    assert text.startswith("minirl: ") and text.count("\n") == 1 and "Traceback" not in text, text
+    return text
+
+
+# Help
+
+
+def test_the_overview_lists_every_command_once_in_its_group(capsys):
+    assert main([]) == 0
+    text = capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert capsys.readouterr().out == text
+    assert re.findall(r"^(\w+)$", text, flags=re.MULTILINE) == list(GROUPS)
+    assert sorted(re.findall(r"^  ([a-z-]+) ", text, flags=re.MULTILINE)) == sorted(all_commands())
+    assert set(COMMANDS) <= set(all_commands())
+
+
+def test_a_new_line_in_the_table_is_a_new_command(monkeypatch, capsys):
+    monkeypatch.setitem(ALGORITHMS, "gspo", ALGORITHMS["grpo"])
+    assert main([]) == 0 and "\n  gspo " in capsys.readouterr().out
+    assert main(["gspo", "--help"]) == 0 and "runs/gspo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_shows_each_option_once_and_without_prefix(name, capsys):
+    assert main([name, "--help"]) == 0
+    text = capsys.readouterr().out
+    shown = re.findall(r"^ +(--[a-z][\w.-]*)", text, flags=re.MULTILINE)
+    assert sorted(shown) == sorted(options(defaults_of(name, [])[1]))
+    assert len(set(shown)) == len(shown) and "." not in "".join(shown)
+    assert {"--seeds" if name == "compare" else "--seed", "--device", "--out"} <= set(shown)
+    assert text.isascii() or name in ("ppo-kl",)  # one summary holds a beta, which `say` replaces where it must
+
+
+def test_the_task_selects_the_defaults_that_help_shows(capsys):
+    assert run("ppo --help") == 0
+    text = capsys.readouterr().out
+    assert run("ppo --env-id Walker2d-v5 --help") == 0
+    control = capsys.readouterr().out
+    assert "--prompts-per-batch" in text and "--num-envs" not in text and "(default: runs/ppo)" in text
+    assert "--num-envs" in control and "--init" not in control and "runs/ppo-Walker2d-v5" in control
+    assert "GAE (paper, table 3: 0.95). (default: 1.0)" in text
+    assert "GAE (paper, table 3: 0.95). (default: 0.95)" in control
+
+
+# Settings
+
+
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+@pytest.mark.parametrize("task", ["arithmetic", "Walker2d-v5", "ALE/Pong-v5"])
+def test_an_algorithm_takes_the_settings_of_its_line_in_the_table(name, task):
+    entry, settings = ALGORITHMS[name], parse(name, ["--task", task])
+    assert settings.task == task and settings.name == name
+    if task == "arithmetic":
+        assert (settings.algorithm, settings.world, settings.out) == (entry.text, entry.text_world, Path("runs", name))
+    else:
+        assert (settings.algorithm, settings.world) == (entry.control, entry.control_world)
+        assert settings.out == Path("runs", f"{name}-{task.replace('/', '-')}")
+
+
+def test_what_is_given_is_set_wherever_it_belongs_and_the_rest_stays():
+    line = "--task=CartPole-v1 --lr 0.5 --hidden 8 8 8 --env-steps 100 --seed 7 --value-clip 0.3 --out here"
+    settings, before = parse("ppo", line.split()), defaults_of("ppo", ["--task", "CartPole-v1"])[1]
+    assert settings.algorithm == dataclasses.replace(before.algorithm, lr=0.5, value_clip=0.3)
+    assert settings.world == dataclasses.replace(before.world, hidden=(8, 8, 8))
+    assert settings.training == dataclasses.replace(before.training, env_steps=100, seed=7, out=Path("here"))
+
+
+def test_names_from_other_libraries_mean_ours():
+    line = "--env_id CartPole-v1 --total-timesteps 64 --output_dir there"
+    assert parse("ppo", line.split()) == parse("ppo", "--task CartPole-v1 --env-steps 64 --out there".split())
+    assert parse("sft", ["--model_name_or_path=a"]) == parse("sft", ["--init", "a"])
+    assert parse("compare", "--env-id A --total_timesteps 9 --seed 3".split()) == parse(
+        "compare", "--env A --env-steps 9 --seeds 3".split()
+    )
+
+
+def switches(settings):
+    """(option, path of attributes) of every boolean."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from ((option, [field.name, *path]) for option, path in switches(value))
+        elif isinstance(value, bool):
+            yield "--" + field.name.replace("_", "-"), [field.name]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("task", [[], ["--task", "CartPole-v1"]], ids=["text", "control"])
+def test_every_switch_can_be_turned_off_and_on(name, task):
+    if task and name not in ALGORITHMS:
+        return
+    for option, path in switches(defaults_of(name, task)[1]):
+        off = option.replace("--", "--no-")
+        for spelled, right in ((option, True), (off, False), ("--" + off[2:].replace("-", "_"), False)):
+            value = parse(name, [*task, spelled])
+            for part in path:
+                value = getattr(value, part)
+            assert value is right, (spelled, value)
+
+
+@pytest.mark.parametrize("words", ["--lr-decay False", "--lr-decay=False", "--lr-decay false", "--no-quiet 0"])
+def test_a_value_after_a_switch_is_refused_and_not_swallowed(words):
+    with pytest.raises(ValueError, match="a switch takes no value: --name turns it on, --no-name off"):
+        parse("ppo", words.split())
+
+
+def test_config_json_holds_what_was_resolved(model, tmp_path):
+    out = tmp_path / "text"
+    assert run(f"ppo --init {{model}} --no-lr-decay --lr 0.25 --seed 5 --threads 1 {TINY} --out {{out}}",
+               model=model, out=out) == 0  # fmt: skip
+    given = parse("ppo", f"--init {model} --no-lr-decay --lr 0.25 --seed 5 {TINY} --out {out}".split())
+    found = settings_of(out)
+    assert found["config"] == dataclasses.asdict(given.algorithm)
+    assert found["config"]["lr_decay"] is False and found["config"]["lr"] == 0.25
+    assert found["world"] == json.loads(json.dumps(dataclasses.asdict(given.world), default=str))
+    training = dataclasses.asdict(given.training) | {"device": "cuda" if torch.cuda.is_available() else "cpu"}
+    assert found["run"] == json.loads(json.dumps(training, default=str))
+    assert (found["algorithm"], found["task"], found["run"]["threads"]) == ("ppo", "arithmetic", 1)
+
+
+def test_lengths_left_open_and_newest_versions_are_resolved_in_config_json(tmp_path):
+    line = "ppo --task CartPole --env-steps 30 --num-envs 2 --steps 8 --warmup-steps 0 --evaluate-episodes 1 --quiet"
+    assert run(line + " --no-normalize-observations --out {out}", out=tmp_path) == 0
+    found = settings_of(tmp_path)
+    assert found["run"]["updates"] == 2  # 30 steps in batches of 16
+    assert found["task"] == "CartPole-v1" and found["world"]["normalize_observations"] is False
+
+
+# Bad input
+
+WRONG = {  # command line -> words of the message
+    "ppo --lrr 3": "no option --lrr with --task arithmetic; did you mean --lr?",
+    "ppo --gea-lambda 1": "did you mean --gae-lambda?",
+    "ppo --no-lr-decey": "did you mean --no-lr-decay?",
+    "ppo --hidden 8": "no option --hidden with --task arithmetic",
+    "ppo --lr -1": "--lr is -1.0; it must be a number >= 0",
+    "ppo --lr=nan": "--lr is nan; it must be a number >= 0",
+    "ppo --lr abc": "--lr: 'abc' is not a number",
+    "ppo --lr": "Missing value for argument '--lr'",
+    "ppo --task": "Missing value for argument '--task'",
+    "ppo --updates 0": "--updates is 0; it must be a whole number >= 1",
+    "ppo --updates 1.5": "--updates: '1.5' does not fit",
+    "ppo --updates none": "--updates: 'none' does not fit",
+    "ppo --seed abc": "--seed: 'abc' is not a whole number",
+    "ppo --seed -1": "--seed is -1; it must be a whole number >= 0 and <= 999999999",
+    "ppo --threads 0": "--threads is 0; it must be a whole number >= 1",
+    "ppo --format words": "'words'",
+    "ppo 3": "'3' belongs to no option",
+    "ppo --env-steps 100": "--env-steps needs an environment",
+    "ppo --task CartPole-v1 --env-steps 100 --updates 1": "--updates or --env-steps, not both",
+    "ppo --task CartPole-v1 --hidden 8 x": "--hidden: '8', 'x' does not fit",
+    "ppo --task CartPole-v1 --hidden 8 0": "--hidden is 0; it must be a whole number >= 1",
+    "ppo --task CartPole-v1 --num-envs 0": "--num-envs is 0",
+    "ppo --task CartPol-v1": "CartPol",
+    "ppo --task arithmetics": "no task 'arithmetics'; did you mean arithmetic?",
+    "ppo --task Blackjack-v1": "Blackjack-v1 observes",
+    "ppo --task CartPole-v1 --group-size 2": "group_size=2 needs whole_episodes",
+    "ppo --init {missing}": "make one with python -m minirl pretrain",
+    "ppo --device cuda --init {model}": "device 'cuda' is not available here; use --device cpu, or auto",
+    "ppo --device tpu3 --init {model}": "device 'tpu3' is not available here; use --device cpu, or auto",
+    "grpo --init {model} --group-size 1": "set --group-size to 2 or more",
+    "grpo --init {model} --kl-coef 0.1": "set --kl-beta instead of --kl-coef",
+    "reinforce --init {model} --group-size 1": "set --group-size to 2 or more",
+    "trpo --init {model} --delta 0": "--delta is 0.0; it must be a number > 0",
+    "sft --init {missing}": "make one with python -m minirl pretrain",
+    "sft --steps 0": "--steps is 0",
+    "pretrain --device cuda": "device 'cuda' is not available here",
+    "pretrain --n-embd 10": "n_embd is 10, not a multiple of n_head, which is 4",
+    "pretrain --held-out 100000": "held_out is 100000",
+    "generate --init {missing}": "make one with python -m minirl pretrain",
+    "generate --init {model} --top-p 2": "--top-p is 2.0; it must be a number > 0 and <= 1",
+    "compare --env Nowhere-v1": "Nowhere",
+    "compare --algorithms ppo sac": "--algorithms",
+    "compare --env-steps 0": "--env-steps is 0",
+    "compare --device cuda": "device 'cuda' is not available here",
+    "tour --device cuda": "device 'cuda' is not available here",
+    "tour --env Nowhere-v1": "Nowhere",
+    "tour --workers -1": "--workers is -1",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_bad_input_is_one_readable_line_exit_code_2_and_nothing_written(line, model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.chdir(tmp_path)  # where a run without --out would write
+    out = tmp_path / "out"
+    assert run(line + ("" if line.endswith(("--task", "--lr")) else " --out {out}"),
+               out=out, model=model, missing=tmp_path / "missing") == 2  # fmt: skip
+    assert WRONG[line] in one_line(capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_commands_get_the_closest_one(capsys):
+    assert main(["pppo"]) == 2
+    assert "no command 'pppo'; did you mean ppo?" in one_line(capsys)
+    assert main(["--seed", "3", "ppo"]) == 2
+    assert "no command '--seed'" in one_line(capsys)
+
+
+def test_a_folder_that_cannot_be_written_is_named(model, tmp_path, capsys):
+    (tmp_path / "file").write_text("not a folder", encoding="utf-8")
+    assert run(f"ppo --init {{model}} {TINY} --out {{out}}", model=model, out=tmp_path / "file" / "run") == 2
+    assert str(tmp_path / "file") in one_line(capsys)
+
+
+def test_a_prompt_that_does_not_fit_is_named(model, capsys):
+    assert run(f"generate --init {{model}} --prompts {'1+' * 80}", model=model) == 2
+    assert "the model takes 1 to 63" in one_line(capsys)
+
+
+def test_the_traceback_is_there_for_who_asks(model, monkeypatch):
+    monkeypatch.setenv("MINIRL_DEBUG", "1")
+    with pytest.raises(ValueError, match="--group-size"):
+        run("grpo --group-size 1 --init {model}", model=model)
+
+
+# Runs
+
+
+@pytest.mark.parametrize("task", [TINY_TEXT, TINY_CONTROL], ids=["text", "control"])
+@pytest.mark.parametrize("name", list(ALGORITHMS))
+def test_one_seed_gives_one_result_and_another_seed_another(name, task, model, tmp_path):
+    """Metric rows but for the wall clock, and all parameters to the bit."""
+    if task is TINY_CONTROL:
+        task += " --group-size 2" if ALGORITHMS[name].control_world.whole_episodes else " --steps 16" + SHORT[name]
+    for out, seed in (("a", 3), ("b", 3), ("c", 4)):
+        line = f"{name} {task} --seed {seed} --evaluate-every 2 --out {{out}}"
+        assert run(line, model=model, out=tmp_path / out) == 0
+    a, b, c = (rows_of(tmp_path / out) for out in "abc")
+    assert a == b and [row["step"] for row in a] == ["0", "1", "2", "3"]
+    assert a[1] != c[1]
+    assert state_of(tmp_path / "a") == state_of(tmp_path / "b") != state_of(tmp_path / "c")
+
+
+def test_a_run_ends_with_what_changed_where_it_is_and_what_to_try_next(model, tmp_path, capsys):
+    line = "sft --init {model} --steps 2 --held-out 8 --stop-at 2 --quiet --out {out}"
+    assert run(line, model=model, out=tmp_path) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"before +after\neval_accuracy_greedy +[\d.]+ +[\d.]+\n", text)
+    assert re.search(r"\d seconds; everything is in " + re.escape(str(tmp_path)), text)
+    assert text.endswith(f"next: python -m minirl ppo --init {tmp_path}\n")
+    assert {"model", "metrics.csv", "config.json", "samples.json"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_generate_prints_completions_and_writes_them(model, tmp_path, capsys):
+    line = "generate --init {model} --prompts 1+2= 3+4= --samples 2 --seed 1 --out {out}"
+    assert run(line, model=model, out=tmp_path) == 0
+    printed = capsys.readouterr().out
+    found = json.loads((tmp_path / "samples.json").read_text(encoding="utf-8"))["generated"]
+    assert [sample["prompt"] for sample in found] == ["1+2=", "1+2=", "3+4=", "3+4="]
+    assert run(line, model=model, out=tmp_path) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_a_comparison_in_which_runs_failed_exits_with_1(monkeypatch):
+    monkeypatch.setattr("minirl.experiments.compare.Compare.run", lambda self: ([], {"ppo seed 1": "OSError: full"}))
+    assert main(["compare"]) == 1
+    monkeypatch.setattr("minirl.experiments.compare.Compare.run", lambda self: ([], {}))
+    assert main(["compare"]) == 0
+
+
+def test_a_diverged_run_stops_with_code_1_and_saves_the_last_good_state(model, tmp_path, capsys, monkeypatch):
+    update, calls = PPO.update, []
+
+    def broken(self, batch, progress=0.0):
+        calls.append(batch)
+        stats = update(self, batch, progress)
+        return stats if len(calls) < 3 else stats | {"value_loss": torch.tensor(float("nan"))}
+
+    monkeypatch.setattr(PPO, "update", broken)
+    assert run(f"ppo --init {{model}} {TINY} --out {{out}}", model=model, out=tmp_path) == 1
+    text = one_line(capsys)
+    assert "step 3: value_loss is nan" in text and "lower its learning rate" in text and str(tmp_path) in text
+    assert load_checkpoint(tmp_path)["update"] == 2
+
+
+def press_at(monkeypatch, steps):
+    """Press Ctrl-C whenever one of these steps is logged."""
+    log = Tracker.log
+
+    def press(self, step, *args, **more):
+        row = log(self, step, *args, **more)
+        if step in steps:
+            signal.raise_signal(signal.SIGINT)
+        return row
+
+    monkeypatch.setattr(Tracker, "log", press)
+
+
+@pytest.mark.parametrize("task", [TINY_TEXT, f"{TINY_CONTROL} --steps 16 {SHORT['ppo']}"], ids=["text", "control"])
+def test_an_interrupted_run_goes_on_where_it_was_as_if_nothing_had_been(task, model, tmp_path, capsys, monkeypatch):
+    line, paths = f"ppo {task} --out {{out}}", {"model": model, "out": tmp_path / "interrupted run"}
+    with monkeypatch.context() as patch:
+        press_at(patch, [2])
+        handler = signal.getsignal(signal.SIGINT)
+        assert run(line.replace("{out}", "'{out}'"), **paths) == 130
+        assert signal.getsignal(signal.SIGINT) is handler
+    text = one_line(capsys)
+    assert load_checkpoint(paths["out"])["update"] == 2 and len(rows_of(paths["out"])) == 3
+    told = shlex.split(text.split("Go on with: python -m minirl ")[1])
+    assert told[-1] == "--resume" and main(told) == 0
+    whole = tmp_path / "whole"
+    assert run(line, model=model, out=whole) == 0
+    assert rows_of(paths["out"]) == rows_of(whole)
+    assert state_of(paths["out"]) == state_of(whole)
+
+
+def test_an_interrupted_pretraining_keeps_its_model(tmp_path, capsys, monkeypatch):
+    press_at(monkeypatch, [1])
+    line = "pretrain --documents 64 --n-layer 1 --n-embd 16 --held-out 8 --quiet --out {out}"
+    assert run(line, out=tmp_path) == 130
+    assert one_line(capsys) == f"minirl: interrupted; what was done so far is in {tmp_path}\n"
+    assert (tmp_path / "model" / "model.safetensors").is_file() and len(rows_of(tmp_path)) == 2
+
+
+def test_pressing_twice_stops_at_once_and_leaves_no_checkpoint_of_an_earlier_run(model, tmp_path, capsys, monkeypatch):
+    line = f"ppo --init {{model}} {TINY} --out {{out}}"
+    assert run(line, model=model, out=tmp_path) == 0
+    assert (tmp_path / "checkpoint.safetensors").is_file()
+    reached = []
+
+    def press_twice(*_batch, **_progress):
+        for _ in range(2):
+            reached.append(signal.raise_signal(signal.SIGINT))
+
+    monkeypatch.setattr(PPO, "update", press_twice)
+    assert run(line, model=model, out=tmp_path) == 130 and len(reached) == 1
+    assert not (tmp_path / "checkpoint.safetensors").exists() and len(rows_of(tmp_path)) == 1
+    one_line(capsys)
+
+
+def test_resume_refuses_a_run_of_another_kind_or_size(model, tmp_path, capsys):
+    assert run(f"ppo {TINY_CONTROL} --steps 16 {SHORT['ppo']} --out {{out}}", out=tmp_path) == 0
+    capsys.readouterr()
+    assert run(f"trpo {TINY_CONTROL} --steps 16 --resume --out {{out}}", out=tmp_path) == 2
+    assert "holds a run of ppo CartPole-v1" in one_line(capsys)
+    assert run(f"ppo {TINY_CONTROL} --steps 16 --hidden 8 --resume --out {{out}}", out=tmp_path) == 2
+    assert "had other settings" in one_line(capsys)
+
+
+# Consoles
+
+SCRIPT = """
+import sys
+from minirl.__main__ import main
+model, out = sys.argv[1:]
+codes = [main(["--help"]), main(["ppo-kl", "--help"]), main(["ppo", "--lr", "-1"]), main(["gr\\u00f6po"])]
+print("heavy", [name for name in ("gymnasium", "mujoco", "matplotlib", "tensorboard") if name in sys.modules])
+codes += [main(f"ppo --init {model} --held-out 8 --prompts-per-batch 4 --updates 2 --out {out}".split())]
+codes += [main(["generate", "--init", model, "--prompts", "1+2=", "\\u00e9\\u2192\\u2264"])]
+print("codes", codes)
+"""
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_everything_prints_on_poor_consoles_and_light_commands_stay_light(encoding, model, tmp_path):
+    """cp1252 as on Windows; LC_ALL=C with a strict ASCII console. Piped: no escape codes, no boxes."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": str(ROOT), "PYTHONUTF8": "0"}
+    if encoding == "ascii":
+        environment |= {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(model), str(tmp_path)], capture_output=True, env=environment, check=False
+    )
+    out, err = done.stdout.decode(encoding), done.stderr.decode(encoding)
+    assert done.returncode == 0, err
+    assert "codes [0, 0, 2, 2, 0, 0]" in out and "heavy []" in out
+    assert "Traceback" not in err and "\x1b" not in out + err
+    assert not re.search("[\u2500-\u259f]", out + err)
+    assert "where beta takes" in " ".join(out.split()) and "100%" in err
