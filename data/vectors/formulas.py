@@ -270,7 +270,7 @@ def rewards_to_go(rewards, terminated, truncated, gamma):
 
 
 @vectors(
-    "minirl.functional.returns", "Schulman et al. 2016, eqs. 10 and 16",
+    "minirl.functional.returns", "Schulman et al. 2016, section 3, eq. 16",
     conventions="a truncated step is bootstrapped from next_values, a terminated one is not; terminated wins",
 )
 def gae(rewards, values, next_values, terminated, truncated, gamma, lam):
@@ -340,7 +340,7 @@ def sft_loss(logits, actions, mask):
     return {"value": loss, "stats": stats, "gradients": {"logits": gradient}}
 
 
-@vectors("minirl.algorithms.reinforce", "Williams 1992, theorem 1", constants=["advantages"])
+@vectors("minirl.algorithms.reinforce", "Williams 1992, theorem 2", constants=["advantages"])
 def policy_gradient_loss(logprobs, advantages, mask, reduction="token"):
     """L = -Σ_mask A log π / n, n = number of rows (trajectory) or of cells in the mask (token). d/d log π = -A / n."""
     inside = cells(mask)
@@ -351,7 +351,7 @@ def policy_gradient_loss(logprobs, advantages, mask, reduction="token"):
     return {"value": loss, "stats": {"policy_loss": loss, "count": count}, "gradients": {"logprobs": gradient}}
 
 
-@vectors("minirl.algorithms.reinforce", "Ahmadian et al. 2024, eq. 7")
+@vectors("minirl.algorithms.reinforce", "Ahmadian et al. 2024, section 2.3")
 def leave_one_out(scores, group_size):
     """A_i = R_i - mean of the other rows of the group, each mean taken over a list without row i."""
     value = []

@@ -3,9 +3,9 @@
     A_i = (R_i − mean(R)) / std(R)   over the G rows that answer the same prompt     Shao et al. 2024, section 4.1.2
     J = E[ 1/G Σ_i 1/|o_i| Σ_t { min(r A, clip(r, 1−ε, 1+ε) A) − β k3_t } ],  k3 = π_ref/π − log π_ref/π − 1   eqs. 3, 4
 
-On the first step after collecting every ratio is 1, so the loss is about minus the mean advantage, 0, while its
-gradient is not. Reductions: `sequence` is the paper's; `token` divides by all tokens (DAPO, Yu et al. 2025); `constant`
-by a fixed length (Dr. GRPO, Liu et al. 2025), so that long rows do not water down their own gradient.
+On the first step after collecting every ratio is 1, so the `sequence` loss is minus the mean advantage, 0 (plus β KL),
+while its gradient is not 0. Reductions: `sequence` is the paper's; `token` divides by all tokens (DAPO, Yu et al.
+2025); `constant` by a fixed length (Dr. GRPO, Liu et al. 2025), so that long rows do not water down their own gradient.
 
 Left out against the paper: replacing the reference during training, and the reward model's replay.
 """
@@ -123,8 +123,8 @@ def kl_in_loss(logprobs, old_logprobs, ref_logprobs, kind="k3"):
     Args:
         logprobs: (B, T) nats, carries the gradient.
         old_logprobs, ref_logprobs: (B, T) nats; constants.
-        kind: at π = π_old the expected gradient of `k1` is 0, of `k2` and `k3_weighted` (ratio · k3) that of
-            KL(π‖π_ref), of `k3` that of KL(π_ref‖π).
+        kind: at π = π_old the expected gradient, given the token's prefix, is 0 for `k1`, that of KL(π‖π_ref) for `k2`
+            and `k3_weighted` (ratio · k3; this one at any π), and that of KL(π_ref‖π) for `k3`.
     Returns:
         (B, T) nats.
     Raises:

@@ -6,9 +6,9 @@
 Clipping takes the gradient away from an action whose ratio has already left the interval in the direction its advantage
 wants. It does not keep the ratio inside: the other actions' gradients still move it.
 
-Left out against the paper: parameters shared between policy and critic, and with them c₁ (a weight on a loss of its
-own would only rescale what Adam divides out). Stated choices: advantages are whitened over the whole batch; the norm of
-each gradient is limited to 0.5 (as OpenAI baselines do).
+Left out against the paper: parameters shared between policy and critic (there on Atari only), and with them c₁ (a
+weight on a loss of its own would only rescale what Adam divides out). Stated choices: advantages are whitened over the
+whole batch; the norm of each gradient is limited to 0.5 (as OpenAI baselines do).
 """
 
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class PPOConfig(Settings):
     """Settings of PPO."""
 
     clip: Positive = 0.2
-    """Epsilon of the clipped surrogate (paper, table 3: 0.2)."""
+    """Epsilon of the clipped surrogate (paper, table 1 and section 6.2: 0.2)."""
     epochs: Count = 10
     """Passes over each batch (paper, table 3: 10)."""
     minibatches: Count = 32
@@ -41,7 +41,7 @@ class PPOConfig(Settings):
     entropy_coef: NonNegative = 0.0
     """c2, weight of the entropy bonus (paper: 0 on MuJoCo, 0.01 on Atari)."""
     target_kl: Positive | None = None
-    """Stop the passes once the estimated KL(old || new) of a mini-batch exceeds this, nats; None for never."""
+    """Stop after a pass whose last mini-batch has an estimated KL(old || new) above this, nats; None for never."""
     lr: NonNegative = 3e-4
     """Adam step size (paper, table 3: 3e-4)."""
     critic_lr: NonNegative = 3e-4

@@ -29,7 +29,7 @@ class PPOKLConfig(Settings):
     kl_target: Positive = 0.01
     """d_targ, nats per action (paper, table 1: 0.003, 0.01 (best) and 0.03)."""
     kl_beta: NonNegative = 1.0
-    """Beta at the start (paper, section 4: 1)."""
+    """Beta at the start (paper, table 1: 1)."""
     adaptive: bool = True
     """Adapt beta towards kl_target; off keeps it fixed (paper, table 1: 0.3, 1, 3, 10)."""
     epochs: Count = 10

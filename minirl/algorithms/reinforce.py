@@ -1,12 +1,16 @@
 """REINFORCE: raise the log-probability of what went better than expected.
 
-    ∇J(θ) = E[ Σ_t (G_t − b) ∇ log π_θ(a_t | s_t) ]                     Williams 1992, theorem 1 and section 4
+    ∇J(θ) = E[ Σ_t (G_t − b) ∇ log π_θ(a_t | s_t) ]                     Williams 1992, eq. 11 and theorem 2 (section 5)
 
-G_t is the return from step t on, b a baseline that does not depend on a_t. Any such b leaves the expectation as it is
-and can lower the variance. Baselines here: `ema`, an exponential moving average of past returns; `learned`, a critic
-V(s_t); `leave-one-out`, the mean score of the other rows with the same prompt (Ahmadian et al. 2024, RLOO); `none`.
+G_t is the return from step t on (the paper has that of the whole episode: also right, but noisier), b a baseline that
+does not depend on a_t. Any such b leaves the expectation as it is and can lower the variance. Baselines here: `ema`, an
+exponential moving average of past returns; `learned`, a critic V(s_t); `leave-one-out`, the mean score of the other
+rows with the same prompt, where a row's whole score stands for G_t (Ahmadian et al. 2024, RLOO); `none`.
 
-Left out against the paper: nothing of the episodic algorithm; Adam replaces the plain gradient step.
+The equation is exact for γ = 1. With γ < 1 it lacks a factor γ^t before each term, as in nearly all implementations:
+late steps count as much as early ones, and the result is no longer the gradient of the discounted return.
+
+Changed against the paper: Adam replaces the plain gradient step.
 """
 
 from dataclasses import dataclass
@@ -53,7 +57,10 @@ def policy_gradient_loss(logprobs, advantages, mask, reduction="token"):
     """A scalar whose gradient is minus the score-function estimate of ∇J.
 
         trajectory:  L = −(1/B) Σ_i Σ_t A_it log π(a_it | s_it)       unbiased for ∇J, long rows weigh more
-        token:       L = −(1/N) Σ_i Σ_t A_it log π(a_it | s_it)       N = all actions; the same direction, rescaled
+        token:       L = −(1/N) Σ_i Σ_t A_it log π(a_it | s_it)       N = all actions
+
+    On one batch the two differ by the factor B/N only. N varies with the sampled rows, so `token` is not unbiased; its
+    direction becomes that of ∇J as the batch grows.
 
     Args:
         logprobs: (B, T) nats, of the policy that sampled; carries the gradient.
@@ -82,7 +89,7 @@ def policy_gradient_loss(logprobs, advantages, mask, reduction="token"):
 def leave_one_out(scores, group_size):
     """Score of a row minus the mean score of the other rows of its group.
 
-        A_i = R_i − (1/(G−1)) Σ_{j≠i} R_j                                  Ahmadian et al. 2024, eq. 7
+        A_i = R_i − (1/(G−1)) Σ_{j≠i} R_j                                  Ahmadian et al. 2024, section 2.3
 
     Args:
         scores: (B,), the rows of a group contiguous.
@@ -103,7 +110,7 @@ def leave_one_out(scores, group_size):
 
 
 class EMABaseline:
-    """b ← ρ b + (1 − ρ) R̄, divided by 1 − ρⁿ so that the start at 0 does not drag it down.
+    """b ← ρ b + (1 − ρ) R̄ (Williams 1992, eq. 10), divided by 1 − ρⁿ so that the start at 0 does not drag it down.
 
     `value` is what past batches say; it never contains the batch it is subtracted from, so the gradient stays unbiased.
     """

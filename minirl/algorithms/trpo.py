@@ -170,7 +170,7 @@ def trust_region_step(
     """Move the policy by one TRPO step, or not at all.
 
     Tries the steps  backtrack^j · √(2δ / xᵀFx) · x  for j = 0, 1, …, and keeps the first with mean KL(old‖new) ≤ δ and
-    a better surrogate.
+    a better surrogate. F has the damping in it, as in OpenAI baselines, so the first step usually stays below δ.
 
     Args:
         policy: obs -> Distribution; the one that sampled, so it is also π_old.

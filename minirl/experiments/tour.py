@@ -15,7 +15,7 @@ from minirl.experiments.on_policy import ALGORITHMS, Run, RunSettings
 from minirl.experiments.parallel import run_jobs
 from minirl.experiments.report import write_report
 from minirl.plotting import read_metrics, tour_figure
-from minirl.tracking import say, write_config, write_rows
+from minirl.tracking import read_rows, say, write_config, write_rows
 from minirl.training import resolve_device
 
 COLUMNS = {  # of results.csv -> heading in the tables
@@ -24,6 +24,7 @@ COLUMNS = {  # of results.csv -> heading in the tables
     "accuracy_sampled_before": "sampled before", "accuracy_sampled_after": "after", "kl_to_sft": "KL to SFT (nats)",
     "return_before": "return before", "return_after": "after", "steps_per_second": "steps/s",
 }  # fmt: skip
+ORDER = ("pretrain", "sft", "reinforce", "trpo", "ppo", "grpo")  # of the rows, text before control
 LAST = 3  # evaluations that "after" is the mean of
 
 
@@ -51,7 +52,7 @@ class Stage:
             run = Run(self.algorithm, self.task, entry.text, replace(entry.text_world, init=self.init), self.settings)
         else:
             run = Run(self.algorithm, self.task, entry.control, entry.control_world, self.settings)
-        summary = run.start(on_log=lambda row: advance(self.size / run.updates))
+        summary = run.start(on_log=lambda row: advance(self.size / run.updates if row["step"] else 0))
         return result_row(self.title, summary)
 
 
@@ -65,7 +66,7 @@ def result_row(stage, summary):
     row = {"stage": stage, "seconds": summary["seconds"]}
     for name in ("accuracy_greedy", "accuracy_sampled", "return"):
         row[f"{name}_before"], row[f"{name}_after"] = before.get(f"eval_{name}", ""), after.get(f"eval_{name}", "")
-    row["kl_to_sft"] = after.get("eval_kl_policy_ref", "")
+    row["kl_to_sft"] = after.get("eval_kl_policy_ref", "") if stage in ALGORITHMS else ""
     return row | {"steps_per_second": summary["steps_per_second"]}
 
 
@@ -76,7 +77,7 @@ class Tour(Settings):
     quick: bool = False
     """One learning curve only: PPO in both worlds, within 90 seconds."""
     out: Path = Path("runs/tour")
-    """Folder for results.csv, tour.png, report.html and the runs; an earlier tour there is replaced."""
+    """Folder for results.csv, metrics.csv, tour.png, report.html and the runs; an earlier tour there is replaced."""
     env: str = "Walker2d-v5"
     """Environment of the second world."""
     env_steps: Count = 50_000
@@ -141,7 +142,7 @@ class Tour(Settings):
 
 
 class Progress:
-    """What has been finished so far; every new stage rewrites results.csv, tour.png and report.html."""
+    """What has been finished so far; every new stage rewrites results.csv, metrics.csv, tour.png and report.html."""
 
     def __init__(self, tour):
         self.tour, self.rows, self.folders = tour, [], {}
@@ -149,9 +150,13 @@ class Progress:
     def add(self, stage, folder, summary):
         """Take in a finished stage: a run's summary, or the row made from it."""
         self.rows.append(summary if "stage" in summary else result_row(stage, summary))
+        self.rows.sort(key=lambda row: ORDER.index(row["stage"].split()[0]) + 10 * (" " in row["stage"]))
         self.folders[stage] = Path(folder)
+        self.folders = {row["stage"]: self.folders[row["stage"]] for row in self.rows}
         out = self.tour.out
         write_rows(out / "results.csv", self.rows)
+        logs = [{"stage": name} | row for name, path in self.folders.items() for row in read_rows(path / "metrics.csv")]
+        write_rows(out / "metrics.csv", logs, list(dict.fromkeys(column for row in logs for column in row)))
         curves = {name: read_metrics(path / "metrics.csv") for name, path in self.folders.items()}
         walkers = {name.split()[0]: columns for name, columns in curves.items() if self.tour.env in name}
         text = {name: columns for name, columns in curves.items() if name in ALGORITHMS}
@@ -171,7 +176,8 @@ class Progress:
         headings, rows = self.cells()
         widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
         lines = ([f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in [headings, *rows])
-        return "\n".join("  ".join(line) for line in lines)
+        units = "after: mean of the last three evaluations. steps/s: optimiser steps, tokens, or environment steps"
+        return "\n".join(["  ".join(line) for line in lines] + [units])
 
 
 def shown(column, value):

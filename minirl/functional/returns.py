@@ -13,7 +13,7 @@ from minirl.functional.masked import check_same_shape
 
 
 def rewards_to_go(rewards, terminated, truncated, gamma):
-    """G_t = r_t + γ r_{t+1} + γ² r_{t+2} + … up to the end of t's own episode.
+    """G_t = r_t + γ r_{t+1} + γ² r_{t+2} + … up to the end of t's own episode, or of the row if that comes first.
 
     Args:
         rewards: (B, T), in units of reward.
@@ -37,9 +37,10 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, lam):
     """Generalised advantage estimation.
 
         δ_t = r_t + γ V(s_{t+1}) [not terminated_t] − V(s_t)
-        Â_t = δ_t + γ λ [episode goes on after t] Â_{t+1}                Schulman et al. 2016, eqs. 10 and 16
+        Â_t = δ_t + γ λ [episode goes on after t] Â_{t+1}                Schulman et al. 2016, section 3, eq. 16
 
-    λ = 1 gives Â = return − V (no bias from V, most variance), λ = 0 gives Â = δ (least variance, all of V's bias).
+    λ = 1 gives Â = return − V (most variance; V biases it only where a time limit or the row's end cuts the return),
+    λ = 0 gives Â = δ (least variance, all of V's bias).
 
     Args:
         rewards: (B, T).
@@ -72,6 +73,8 @@ def token_rewards(scores, logprobs, ref_logprobs, mask, kl_coef):
 
         r_t = −β (log π(a_t|s_t) − log π_ref(a_t|s_t)) + [t is the last real token] · score
                                                               Ziegler et al. 2019, eq. 2; InstructGPT (2022), eq. 2
+
+    The papers write the sum over the row; log π of a row is the sum over its tokens.
 
     Args:
         scores: (B,) outcome of each row.

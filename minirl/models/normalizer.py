@@ -84,10 +84,11 @@ class RewardScaler:
 
         R_t = r_t + γ R_{t−1}, R = 0 after the end of an episode,      r̂_t = clip( r_t / √(Var[R] + 1e-8), −10, 10 )
 
-    Engstrom et al. 2020, "Implementation matters in deep policy gradients", algorithm 1, with two differences: a time
-    limit clears the accumulator as a true end does, and a rollout has one scale, its own R counted in first, so that
-    the first rewards are not divided by the deviation of a handful. Rewards pass unscaled while R does not vary (below
-    1e-8). The mean is never subtracted: that would change which behaviour is best.
+    Engstrom et al. 2020, "Implementation matters in deep policy gradients", algorithm 1, with differences: the end of
+    an episode, or a time limit, clears R (there nothing does); what comes out is clipped, as in OpenAI baselines; and
+    a rollout has one scale, its own R counted in first, so that the first rewards are not divided by the deviation of
+    a handful. Rewards pass unscaled while R does not vary (below 1e-8). The mean is never subtracted: that would
+    change which behaviour is best.
 
     Args:
         rows: number of environments.

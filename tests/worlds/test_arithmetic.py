@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from minirl.models.tokenizer import default_tokenizer
-from minirl.worlds.arithmetic import without_carries, Arithmetic, prompt_of, thinking_answer, worked_out
+from minirl.worlds.arithmetic import Arithmetic, prompt_of, thinking_answer, without_carries, worked_out
 from minirl.worlds.verifiers import format_reward
 
 
