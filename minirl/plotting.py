@@ -22,15 +22,16 @@ COLOURS = {
     "trpo": "#E69F00", "ppo": "#0072B2", "reinforce": "#009E73", "grpo": "#882255", "sft": "#777777", "dpo": "#D55E00",
     "ppo_kl": "#56B4E9", "orpo": "#CC79A7", "reward": "#332288", "rejection": "#999933", "q_sharp": "#000000",
 }
-RAW = "#BBBBBB"
+SPARES, RAW = ("#44AA99", "#AA4499", "#117733", "#661100"), "#BBBBBB"  # for algorithms of your own; for raw curves
 COMPARE_PANELS = ("steps_per_second", "explained_variance", "value_loss", "episode_length", "episode_return")
 LABELS = {"step": "updates", "env_steps": "environment steps", "episode_length": "episode length (steps)"}
 
 
 def colour_of(label):
-    """The colour of the algorithm that a label begins with ("PPO", "ppo, seed 3", "PPO-KL"); black if none fits."""
+    """The colour of the algorithm that a label begins with ("PPO", "ppo, seed 3", "PPO-KL"); a spare if none fits."""
     plain = label.lower().replace("-", "_").replace(" ", "_")
-    return COLOURS[max((name for name in COLOURS if plain.startswith(name)), key=len, default="q_sharp")]
+    known = max((name for name in COLOURS if plain.startswith(name)), key=len, default=None)
+    return COLOURS[known] if known else SPARES[sum(plain.split("_")[0].encode()) % len(SPARES)]
 
 
 def read_metrics(path):

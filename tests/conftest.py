@@ -102,6 +102,7 @@ def make_control():
         truncated, mask = terminated.clone(), ~terminated
         terminated[1, 2] = truncated[2, 4] = truncated[3, 1] = True
         if episodes:
+            truncated[0, 4] = True
             mask[1, 3:] = mask[3, 2:] = False
             scores = torch.where(mask, rewards, 0).sum(1)
         with torch.no_grad():

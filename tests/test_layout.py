@@ -16,11 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "minirl").rglob("*.py"))
 LAYERS = ("functional", "models", "worlds", "algorithms", "loops", "experiments")  # each may import what is left of it
 LOOPS = ("training", "checkpoint", "tracking", "plotting")
-STORY = {  # the only imports from algorithm to algorithm: what one method took from another
-    ("grpo", "ppo"), ("trpo", "ppo"), ("ppo_kl", "ppo"), ("reinforce", "ppo"), ("orpo", "sft"),
-    ("rejection_sampling", "sft"),
+NAMED = {
+    "reinforce", "trpo", "ppo", "ppo_kl", "grpo", "sft", "reward_model", "dpo", "orpo", "rejection_sampling", "q_sharp",
 }
-SHARED = ("optimize", "settings")  # files of algorithms/ that are none
+# What one of these took from another, and the only imports between them; an algorithm of your own may take from any.
+STORY = {("grpo", "ppo"), ("orpo", "sft"), ("rejection_sampling", "sft")}
+SHARED = ("critic", "optimize", "settings")  # files of algorithms/ that are none
 TASKS = {"minirl.worlds.arithmetic", "minirl.worlds.reviews", "minirl.worlds.control", "minirl.worlds.walker2d"}
 HEAVY = ("gymnasium", "mujoco", "matplotlib", "tiktoken", "tokenizers", "transformers", "tensorboard")
 
@@ -89,7 +90,7 @@ def test_layers_import_only_what_they_may(path):
             assert here not in TASKS and here != "minirl.models.tokenizer", f"{module} must not know {here}"
             if here.startswith("minirl.algorithms.") and here.split(".")[2] not in SHARED:
                 pair = (path.stem, here.split(".")[2])
-                assert pair in STORY, f"{pair[0]} takes from {pair[1]}: not part of the story"
+                assert pair in STORY or pair[0] not in NAMED, f"{pair[0]} takes from {pair[1]}: add the pair to STORY?"
     if module != "minirl.plotting" and layer != "experiments":
         assert "matplotlib" not in tops, f"{module} draws; only plotting and experiments do"
     if layer != "experiments":
@@ -175,7 +176,7 @@ def test_files_are_opened_as_utf8(path):
         last = name.rsplit(".", 1)[-1]
         texts = [arg.value for arg in node.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
         binary = any(re.fullmatch("[rwax+]*b[rwax+]*", text) for text in texts)
-        if last in ("read_text", "write_text") or (last == "open" and not binary):
+        if last in ("read_text", "write_text") or (last == "open" and name != "os.open" and not binary):
             assert "encoding" in keywords, f"{path.name}:{node.lineno}: {name} without encoding"
 
 

@@ -64,7 +64,7 @@ def test_colours():
     assert max(map(luminance, COLOURS.values())) < 75  # visible on white
     assert colour_of("TRPO") == COLOURS["trpo"] and colour_of("ppo, seed 3") == COLOURS["ppo"]
     assert colour_of("PPO-KL (adaptive)") == COLOURS["ppo_kl"] and colour_of("Reward model") == COLOURS["reward"]
-    assert colour_of("somebody else") == "#000000"
+    assert colour_of("gspo, seed 1") == colour_of("gspo") and colour_of("gspo") not in COLOURS.values()
 
 
 def run_of(seed, negative=False):

@@ -15,8 +15,8 @@ from typing import Literal
 
 import torch
 
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, kl_old_new, trainable
-from minirl.algorithms.ppo import clipped_surrogate, ratio_stats
+from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, movement, ratio_stats, trainable
+from minirl.algorithms.ppo import clipped_surrogate
 from minirl.algorithms.settings import Count, NonNegative, Positive, Settings
 from minirl.functional.kl import k1, k2, k3
 from minirl.functional.masked import check_same_shape, masked_mean, masked_sum, zero_outside
@@ -176,7 +176,6 @@ def grpo_loss(
     objective = clipped_surrogate(ratio, advantages, clip)
     stats = ratio_stats(logprobs, old_logprobs, mask, clip) | {"kl_policy_ref": logprobs.new_zeros(())}
     if ref_logprobs is not None:
-        (ref_logprobs,) = zero_outside(mask, ref_logprobs)
         stats["kl_policy_ref"] = masked_mean(k3(logprobs.detach(), ref_logprobs.detach()), mask)
     if beta:
         objective = objective - beta * kl_in_loss(logprobs, old_logprobs, ref_logprobs, kl)
@@ -194,6 +193,8 @@ def grpo_loss(
 
 class GRPO(Stateful):
     """One update = `epochs` passes over a batch of groups; no critic."""
+
+    learns_from_groups = True  # and from `scores`, which leave out a KL in the rewards
 
     def __init__(self, policy, config=None):
         self.policy, self.config = policy, config or GRPOConfig()
@@ -217,11 +218,7 @@ class GRPO(Stateful):
                 seen.append(descend(self.optimizer, losses, config.max_grad_norm))
         groups = batch.scores.view(-1, batch.group_size)
         dead = groups.amax(1) == groups.amin(1)
-        return average_stats(seen) | {
-            "kl_old_new": kl_old_new(self.policy, batch),
-            "dead_group_fraction": dead.float().mean(),
-            "count": batch.mask.sum(),
-        }
+        return average_stats(seen) | movement(self.policy, batch) | {"dead_group_fraction": dead.float().mean()}
 
     def _loss(self, part):
         config = self.config

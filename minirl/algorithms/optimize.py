@@ -3,7 +3,7 @@
 import torch
 
 from minirl.functional.kl import k3
-from minirl.functional.masked import masked_mean
+from minirl.functional.masked import check_same_shape, masked_mean
 
 
 def trainable(module):
@@ -71,10 +71,33 @@ def descend(optimizer, parts, max_grad_norm=None):
     return stats
 
 
+def ratio_stats(logprobs, old_logprobs, mask, clip=0.2):
+    """How far the policy has moved on the sampled actions: `ratio_max`, `clip_fraction`, `kl_old_new`, `count`.
+
+    clip_fraction is the share of actions whose ratio lies outside the interval, whether or not their gradient is cut;
+    kl_old_new is the mean of k3, which estimates KL(π_old‖π) from π_old's actions. All (B, T) inputs are constants.
+    """
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
+    low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
+    logprobs, old_logprobs = logprobs.detach(), old_logprobs.detach()
+    ratio = (logprobs - old_logprobs).exp()
+    outside = ((ratio < 1 - low) | (ratio > 1 + high)).to(ratio.dtype)
+    return {
+        "ratio_max": ratio.masked_fill(~mask.bool(), 0.0).amax(),
+        "clip_fraction": masked_mean(outside, mask),
+        "kl_old_new": masked_mean(k3(old_logprobs, logprobs), mask),
+        "count": mask.bool().sum(),
+    }
+
+
 @torch.no_grad()
-def kl_old_new(policy, batch):
-    """KL(π_old‖π) per action, nats, estimated (k3) from the batch's own actions: how far an update moved the policy."""
-    return masked_mean(k3(batch.logprobs, policy(batch.obs).log_prob(batch.actions)), batch.mask)
+def movement(policy, batch):
+    """`kl_old_new` of a whole update on a batch, estimated (k3) after it, and `count`, the batch's actions.
+
+    What the losses saw, as an average over their passes, starts at 0 with the first pass and says too little.
+    """
+    stats = ratio_stats(policy(batch.obs).log_prob(batch.actions), batch.logprobs, batch.mask)
+    return {name: stats[name] for name in ("kl_old_new", "count")}
 
 
 class Stateful:

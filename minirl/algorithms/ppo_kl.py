@@ -15,11 +15,10 @@ from dataclasses import dataclass
 import torch
 from torch.distributions import kl_divergence
 
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, trainable
-from minirl.algorithms.ppo import ratio_stats, value_loss
+from minirl.algorithms.critic import fit_critic, with_advantages
+from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, movement, ratio_stats, trainable
 from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share
-from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten, zero_outside
-from minirl.functional.returns import explained_variance, gae
+from minirl.functional.masked import check_same_shape, masked_mean, zero_outside
 
 
 @dataclass(frozen=True)
@@ -28,26 +27,30 @@ class PPOKLConfig(Settings):
 
     kl_target: Positive = 0.01
     """d_targ, nats per action (paper, table 1: 0.003, 0.01 (best) and 0.03)."""
-    kl_beta: NonNegative = 1.0
+    kl_beta: Positive = 1.0
     """Beta at the start (paper, table 1: 1)."""
     adaptive: bool = True
     """Adapt beta towards kl_target; off keeps it fixed (paper, table 1: 0.3, 1, 3, 10)."""
     epochs: Count = 10
-    """Passes over each batch (paper, table 3: 10)."""
+    """Passes of the policy over each batch (paper, table 3: 10)."""
     minibatches: Count = 32
-    """Parts that each pass is cut into (paper, table 3: 2,048 steps / 64)."""
-    gamma: Share = 0.99
-    """Discount (paper, table 3: 0.99; use 1 for text)."""
-    gae_lambda: Share = 0.95
-    """Lambda of GAE (paper, table 3: 0.95)."""
+    """Parts that each of its passes is cut into (paper, table 3: 2,048 steps / 64)."""
     lr: NonNegative = 3e-4
-    """Adam step size (paper, table 3: 3e-4)."""
+    """Adam step size of the policy (paper, table 3: 3e-4)."""
+    gamma: Share = 0.99
+    """Discount (paper: 0.99; use 1 for text)."""
+    gae_lambda: Share = 0.95
+    """Lambda of GAE (PPO paper, table 3: 0.95)."""
     critic_lr: NonNegative = 3e-4
-    """Adam step size of the critic (paper: the policy's)."""
+    """Adam step size of the critic (paper, table 3: the policy's, 3e-4)."""
+    critic_epochs: Count = 10
+    """Passes of the critic over each batch (PPO paper, table 3, and SB3-contrib's TRPO: 10)."""
+    critic_minibatches: Count = 32
+    """Parts that each of its passes is cut into (paper, table 3: 2,048 steps / 64)."""
     lr_decay: bool = True
-    """Let the step sizes fall linearly to 0 over the run."""
+    """Let the step sizes fall linearly to 0 over the run (paper: on Atari)."""
     max_grad_norm: Positive = 0.5
-    """The gradient is scaled down to this norm (OpenAI baselines: 0.5)."""
+    """Each gradient is scaled down to this norm (OpenAI baselines: 0.5)."""
 
 
 def kl_penalty_loss(logprobs, old_logprobs, advantages, kl, mask, beta=1.0):
@@ -72,7 +75,7 @@ def kl_penalty_loss(logprobs, old_logprobs, advantages, kl, mask, beta=1.0):
     logprobs, old_logprobs, advantages, kl = zero_outside(mask, logprobs, old_logprobs, advantages, kl)
     ratio = (logprobs - old_logprobs.detach()).exp()
     loss = -masked_mean(ratio * advantages.detach() - beta * kl, mask)
-    stats = {"policy_loss": loss.detach()} | ratio_stats(logprobs, old_logprobs, mask, clip=0.2)
+    stats = {"policy_loss": loss.detach()} | ratio_stats(logprobs, old_logprobs, mask)
     return loss, stats | {"kl_old_new": masked_mean(kl.detach(), mask)}
 
 
@@ -95,16 +98,11 @@ class PPOKL(Stateful):
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the step sizes. Returns stats."""
         config = self.config
-        anneal(self.optimizer, config.lr, progress, config.lr_decay)
-        anneal(self.critic_optimizer, config.critic_lr, progress, config.lr_decay)
-        advantages, returns = gae(
-            batch.rewards, batch.values, batch.next_values, batch.terminated, batch.truncated,
-            config.gamma, config.gae_lambda,
-        )  # fmt: skip
-        batch = batch.with_(advantages=masked_whiten(advantages, batch.mask), returns=returns)
+        batch = with_advantages(batch, config.gamma, config.gae_lambda)
 
+        anneal(self.optimizer, config.lr, progress, config.lr_decay)
         old_policy = copy.deepcopy(self.policy).requires_grad_(False)
-        seen, critic_seen = [], []
+        seen = []
         for _ in range(config.epochs):
             for part in batch.minibatches(config.minibatches):
                 policy = self.policy(part.obs)
@@ -114,14 +112,11 @@ class PPOKL(Stateful):
                 )
                 stats["entropy"] = masked_mean(policy.entropy().detach(), part.mask)
                 seen.append(descend(self.optimizer, [(loss, stats)], config.max_grad_norm))
-                loss, critic_stats = value_loss(self.critic(part.obs), part.values, part.returns, part.mask)
-                critic_seen.append(descend(self.critic_optimizer, [(loss, critic_stats)], config.max_grad_norm))
         with torch.no_grad():
             kl = masked_mean(kl_divergence(old_policy(batch.obs), self.policy(batch.obs)), batch.mask)
-        stats = average_stats(seen) | {"kl_old_new": kl, "count": batch.mask.sum()}
-        stats["kl_beta"] = self.beta
+        stats = average_stats(seen) | movement(self.policy, batch) | {"kl_old_new": kl}
+        stats["kl_beta"] = torch.tensor(self.beta, device=kl.device)
         if config.adaptive:
             self.beta = adapt_beta(self.beta, float(kl), config.kl_target)
-        stats["value_loss"] = average_stats(critic_seen)["value_loss"]
-        stats["explained_variance"] = explained_variance(batch.values, batch.returns, batch.mask)
-        return stats
+
+        return stats | fit_critic(self.critic, self.critic_optimizer, batch, config, progress)

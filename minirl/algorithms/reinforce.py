@@ -18,11 +18,11 @@ from typing import Literal
 
 import torch
 
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, kl_old_new, trainable
-from minirl.algorithms.ppo import value_loss
+from minirl.algorithms.critic import fit_critic
+from minirl.algorithms.optimize import Stateful, anneal, descend, movement, ratio_stats, trainable
 from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share, ShareBelowOne
 from minirl.functional.masked import check_same_shape, masked_mean, masked_sum, zero_outside
-from minirl.functional.returns import explained_variance, gae, rewards_to_go
+from minirl.functional.returns import gae, rewards_to_go
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,6 @@ class REINFORCEConfig(Settings):
     """Discount (1 for text, as in InstructGPT; 0.99 is usual on the walker)."""
     reduction: Literal["trajectory", "token"] = "token"
     """trajectory: sum over time, mean over rows (Williams); token: one mean over all actions."""
-    entropy_coef: NonNegative = 0.0
-    """Weight of the entropy bonus."""
     lr: NonNegative = 3e-4
     """Adam step size of the policy."""
     lr_decay: bool = True
@@ -144,18 +142,28 @@ class REINFORCE(Stateful):
         self.policy, self.critic, self.config = policy, critic, config or REINFORCEConfig()
         if self.config.baseline == "learned" and critic is None:
             raise ValueError("baseline 'learned' needs a critic; give one or choose another baseline")
+        if self.config.baseline == "leave-one-out" and self.config.gamma != 1:
+            raise ValueError(f"gamma is {self.config.gamma}; leave-one-out compares whole scores, so it must be 1")
         self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr, eps=1e-5)
         self.ema = EMABaseline(self.config.ema_decay)
         if self.config.baseline == "learned":
             self.critic_optimizer = torch.optim.Adam(trainable(critic), lr=self.config.critic_lr, eps=1e-5)
 
     def advantages(self, batch):
-        """(advantages, returns), both (B, T): the return of every step minus the baseline, and the return itself."""
+        """(advantages, returns), both (B, T): the return of every step minus the baseline, and the return itself.
+
+        Raises:
+            ValueError: if a row stops inside an episode and no critic says what the rest of it is worth.
+        """
         if self.config.baseline == "learned":
             return gae(
                 batch.rewards, batch.values, batch.next_values, batch.terminated, batch.truncated,
                 self.config.gamma, lam=1.0,
             )  # fmt: skip
+        ended = batch.terminated.bool() | batch.truncated.bool()
+        last = batch.mask.bool() & (batch.mask.cumsum(1) == batch.mask.sum(1, keepdim=True))
+        if (last & ~ended).any():
+            raise ValueError("a row stops inside an episode; collect whole episodes, or use the learned baseline")
         returns = rewards_to_go(batch.rewards, batch.terminated, batch.truncated, self.config.gamma)
         if self.config.baseline == "leave-one-out":
             totals = masked_sum(batch.rewards, batch.mask, dim=1)
@@ -169,29 +177,18 @@ class REINFORCE(Stateful):
     def update(self, batch, progress=0.0):
         """One step on a Batch; progress in [0, 1] drives the step sizes. Returns stats."""
         config = self.config
-        anneal(self.optimizer, config.lr, progress, config.lr_decay)
         advantages, returns = self.advantages(batch)
         batch = batch.with_(advantages=advantages, returns=returns)
 
+        anneal(self.optimizer, config.lr, progress, config.lr_decay)
         policy = self.policy(batch.obs)
-        logprobs, entropy = policy.log_prob(batch.actions), masked_mean(policy.entropy(), batch.mask)
+        logprobs = policy.log_prob(batch.actions)
         loss, stats = policy_gradient_loss(logprobs, batch.advantages, batch.mask, config.reduction)
-        stats["entropy"] = entropy.detach()
-        stats = descend(self.optimizer, [(loss - config.entropy_coef * entropy, stats)], config.max_grad_norm)
-        stats["kl_old_new"] = kl_old_new(self.policy, batch)
-        if config.baseline == "learned":
-            stats |= self.update_critic(batch, progress)
-        return stats
+        stats = ratio_stats(logprobs, batch.logprobs, batch.mask) | stats
+        stats["entropy"] = masked_mean(policy.entropy().detach(), batch.mask)
+        stats = descend(self.optimizer, [(loss, stats)], config.max_grad_norm)
+        stats["kl_old_new"] = movement(self.policy, batch)["kl_old_new"]
 
-    def update_critic(self, batch, progress):
-        """Fit V to the returns of the batch by several passes of mini-batches. Returns stats."""
-        config, seen = self.config, []
-        anneal(self.critic_optimizer, config.critic_lr, progress, config.lr_decay)
-        for _ in range(config.critic_epochs):
-            for part in batch.minibatches(config.critic_minibatches):
-                loss, stats = value_loss(self.critic(part.obs), part.values, part.returns, part.mask)
-                seen.append(descend(self.critic_optimizer, [(loss, stats)], config.max_grad_norm))
-        return {
-            "value_loss": average_stats(seen)["value_loss"],
-            "explained_variance": explained_variance(batch.values, batch.returns, batch.mask),
-        }
+        if config.baseline == "learned":
+            stats |= fit_critic(self.critic, self.critic_optimizer, batch, config, progress)
+        return stats

@@ -3,7 +3,7 @@
     L(θ) = −Σ_i Σ_t log π_θ(y_it | x_i, y_i,<t) / Σ_i |y_i|         InstructGPT (Ouyang et al. 2022), section 3.1
 
 one mean over all completion tokens of the batch, not a mean of row means. The prompt is not a target; the end token
-is, or the model never learns to stop. With reward 1 on every demonstration this is REINFORCE on somebody else's actions.
+is, or the model never learns to stop. With reward 1 on every demonstration it is REINFORCE on somebody else's actions.
 """
 
 from dataclasses import dataclass

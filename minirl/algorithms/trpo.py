@@ -18,11 +18,10 @@ import torch
 from torch.distributions import kl_divergence
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, trainable
-from minirl.algorithms.ppo import value_loss
+from minirl.algorithms.critic import fit_critic, with_advantages
+from minirl.algorithms.optimize import Stateful, ratio_stats, trainable
 from minirl.algorithms.settings import Count, NonNegative, Positive, PositiveShare, Settings, Share, Whole
-from minirl.functional.masked import check_same_shape, masked_mean, masked_whiten, zero_outside
-from minirl.functional.returns import explained_variance, gae
+from minirl.functional.masked import check_same_shape, masked_mean, zero_outside
 
 
 @dataclass(frozen=True)
@@ -41,20 +40,22 @@ class TRPOConfig(Settings):
     """Factor of the line search (Spinning Up, SB3-contrib: 0.8)."""
     max_backtracks: Whole = 10
     """Most shrinkings before the step is given up."""
+    delta_decay: bool = False
+    """Let delta fall linearly to 0 over the run."""
     gamma: Share = 0.99
     """Discount (paper: 0.99; use 1 for text)."""
     gae_lambda: Share = 0.95
-    """Lambda of GAE."""
+    """Lambda of GAE (PPO paper, table 3: 0.95)."""
     critic_lr: NonNegative = 1e-3
     """Adam step size of the critic (OpenAI baselines: 1e-3)."""
     critic_epochs: Count = 10
-    """Passes of the critic over each batch (SB3-contrib: 10)."""
+    """Passes of the critic over each batch (PPO paper, table 3, and SB3-contrib's TRPO: 10)."""
     critic_minibatches: Count = 16
-    """Parts that each pass is cut into (2,048 steps / 128 as in SB3-contrib)."""
+    """Parts that each of its passes is cut into (SB3-contrib: 2,048 steps / 128)."""
     lr_decay: bool = False
-    """Let the critic's step size and delta fall linearly to 0 over the run."""
+    """Let the step sizes fall linearly to 0 over the run."""
     max_grad_norm: Positive = 0.5
-    """The critic's gradient is scaled down to this norm."""
+    """Each gradient is scaled down to this norm (OpenAI baselines: 0.5)."""
 
 
 def surrogate_loss(logprobs, old_logprobs, advantages, mask):
@@ -67,7 +68,7 @@ def surrogate_loss(logprobs, old_logprobs, advantages, mask):
         old_logprobs: (B, T) nats, of the policy that sampled; constants.
         advantages, mask: (B, T); constants.
     Returns:
-        (loss, stats) with `policy_loss`, `ratio_max`, `count` (actions).
+        (loss, stats) with `policy_loss`, and `ratio_max`, `clip_fraction`, `kl_old_new`, `count` of ratio_stats.
     Raises:
         ValueError: if the shapes differ.
     """
@@ -75,11 +76,7 @@ def surrogate_loss(logprobs, old_logprobs, advantages, mask):
     logprobs, old_logprobs, advantages = zero_outside(mask, logprobs, old_logprobs, advantages)
     ratio = (logprobs - old_logprobs.detach()).exp()
     loss = -masked_mean(ratio * advantages.detach(), mask)
-    return loss, {
-        "policy_loss": loss.detach(),
-        "ratio_max": ratio.detach().masked_fill(~mask.bool(), 0.0).amax(),
-        "count": mask.bool().sum(),
-    }
+    return loss, {"policy_loss": loss.detach()} | ratio_stats(logprobs, old_logprobs, mask)
 
 
 def conjugate_gradient(matvec, b, iterations=10, tolerance=1e-10):
@@ -182,8 +179,8 @@ def trust_region_step(
         fisher_fraction: share of the rows that F is measured on, evenly spaced.
     Returns:
         stats: `accepted`, `backtracks`, `kl_old_new` (exact, mean over actions), `policy_loss` before the step,
-        `surrogate_gain`, `entropy` before the step, `ratio_max`, `grad_norm`, `count`. When rejected the parameters
-        are bit for bit what they were and kl_old_new is 0.
+        `surrogate_gain`, `entropy` before it, `ratio_max`, `clip_fraction`, `grad_norm`, `count`. When rejected the
+        parameters are bit for bit what they were and kl_old_new is 0.
     """
     parameters = trainable(policy)
     start = _flat([p.detach() for p in parameters]).clone()
@@ -215,6 +212,7 @@ def trust_region_step(
         "kl_old_new": kl,
         "surrogate_gain": loss.detach() - new_loss,
         "ratio_max": new_stats["ratio_max"],
+        "clip_fraction": new_stats["clip_fraction"],
     }
 
 
@@ -226,25 +224,15 @@ class TRPO(Stateful):
         self.critic_optimizer = torch.optim.Adam(trainable(critic), lr=self.config.critic_lr, eps=1e-5)
 
     def update(self, batch, progress=0.0):
-        """One step on a Batch that carries values; progress in [0, 1] drives the schedules. Returns stats."""
+        """One update on a Batch that carries values; progress in [0, 1] drives the schedules. Returns stats."""
         config = self.config
-        anneal(self.critic_optimizer, config.critic_lr, progress, config.lr_decay)
-        advantages, returns = gae(
-            batch.rewards, batch.values, batch.next_values, batch.terminated, batch.truncated,
-            config.gamma, config.gae_lambda,
-        )  # fmt: skip
-        batch = batch.with_(advantages=masked_whiten(advantages, batch.mask), returns=returns)
-        batch = batch if batch.rows_are_sequences else batch.steps()  # so that a share of the rows is one of the steps
+        batch = with_advantages(batch, config.gamma, config.gae_lambda)
+
+        units = batch if batch.rows_are_sequences else batch.steps()  # so that a share of the rows is one of the steps
+        delta = config.delta * (1 - progress) if config.delta_decay else config.delta
         stats = trust_region_step(
-            self.policy, batch.obs, batch.actions, batch.logprobs, batch.advantages, batch.mask,
-            config.delta * (1 - progress if config.lr_decay else 1), config.damping, config.cg_iterations,
-            config.backtrack, config.max_backtracks, config.fisher_fraction,
+            self.policy, units.obs, units.actions, units.logprobs, units.advantages, units.mask, delta,
+            config.damping, config.cg_iterations, config.backtrack, config.max_backtracks, config.fisher_fraction,
         )  # fmt: skip
-        seen = []
-        for _ in range(config.critic_epochs):
-            for part in batch.minibatches(config.critic_minibatches):
-                loss, critic_stats = value_loss(self.critic(part.obs), part.values, part.returns, part.mask)
-                seen.append(descend(self.critic_optimizer, [(loss, critic_stats)], config.max_grad_norm))
-        stats["value_loss"] = average_stats(seen)["value_loss"]
-        stats["explained_variance"] = explained_variance(batch.values, batch.returns, batch.mask)
-        return stats
+
+        return stats | fit_critic(self.critic, self.critic_optimizer, batch, config, progress)

@@ -40,24 +40,27 @@ class Entry(NamedTuple):
     """Of the commands, in the help."""
 
 
+# On text nothing is discounted (InstructGPT), and a reward that comes once, at the end, leaves lambda nothing to do.
+_TEXT = {"gamma": 1.0, "gae_lambda": 1.0, "critic_lr": 1e-3, "critic_epochs": 2, "critic_minibatches": 2}
 _EPISODES = ControlSettings(num_envs=16, whole_episodes=True, reward_scaling=False)
 ALGORITHMS = {
     "reinforce": Entry(
-        REINFORCE, REINFORCEConfig(baseline="leave-one-out", lr=1e-3), TextSettings(group_size=4),
+        REINFORCE, REINFORCEConfig(baseline="leave-one-out", reduction="trajectory", lr=1e-3),
+        TextSettings(group_size=4),
         REINFORCEConfig(baseline="learned", gamma=0.99, lr=3e-3), _EPISODES,
     ),
     "trpo": Entry(
-        TRPO, TRPOConfig(gamma=1.0, gae_lambda=1.0, delta=0.02, fisher_fraction=0.25, critic_epochs=2,
-                         critic_minibatches=2, lr_decay=True),
-        TextSettings(prompts_per_batch=256), TRPOConfig(), ControlSettings(), text_updates=60,
+        TRPO, TRPOConfig(delta=0.02, fisher_fraction=0.25, delta_decay=True, lr_decay=True, **_TEXT),
+        TextSettings(prompts_per_batch=256),
+        TRPOConfig(delta=0.03), ControlSettings(), text_updates=60,
     ),
     "ppo": Entry(
-        PPO, PPOConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=5e-4, critic_lr=1e-3),
-        TextSettings(prompts_per_batch=256), PPOConfig(), ControlSettings(), text_updates=100,
+        PPO, PPOConfig(epochs=2, minibatches=2, lr=5e-4, **_TEXT), TextSettings(prompts_per_batch=256),
+        PPOConfig(minibatches=16, critic_minibatches=16), ControlSettings(), text_updates=100,
     ),
     "ppo-kl": Entry(
-        PPOKL, PPOKLConfig(gamma=1.0, gae_lambda=1.0, epochs=2, minibatches=2, lr=5e-4, critic_lr=1e-3),
-        TextSettings(prompts_per_batch=256), PPOKLConfig(), ControlSettings(), text_updates=100, group="Advanced",
+        PPOKL, PPOKLConfig(epochs=2, minibatches=2, lr=5e-4, **_TEXT), TextSettings(prompts_per_batch=256),
+        PPOKLConfig(minibatches=16, critic_minibatches=16), ControlSettings(), text_updates=100, group="Advanced",
     ),
     "grpo": Entry(
         GRPO, GRPOConfig(kl_beta=0.0, lr=1e-3), TextSettings(group_size=8, prompts_per_batch=32),
@@ -118,11 +121,11 @@ def number_of_updates(entry, task, world_settings, settings):
 
 def check_groups(name, config, world_settings):
     """Refuse a world that the algorithm cannot learn in, before anything is trained or written."""
-    grouped = isinstance(config, GRPOConfig) or getattr(config, "baseline", "") == "leave-one-out"
-    if grouped and world_settings.group_size < 2:
+    grouped = getattr(ALGORITHMS[name].algorithm, "learns_from_groups", False)
+    if (grouped or getattr(config, "baseline", "") == "leave-one-out") and world_settings.group_size < 2:
         raise ValueError(f"{name} compares rows of one group here; set --group-size to 2 or more")
-    if isinstance(config, GRPOConfig) and getattr(world_settings, "kl_coef", 0.0):
-        raise ValueError(f"{name} has its KL in the loss, not in the reward; set --kl-beta instead of --kl-coef")
+    if grouped and getattr(world_settings, "kl_coef", 0.0):
+        raise ValueError(f"{name} learns from scores, without the KL that --kl-coef puts into the rewards; leave it 0")
 
 
 class Run:

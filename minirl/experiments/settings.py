@@ -81,7 +81,7 @@ class ControlSettings(Settings):
 
     num_envs: Count = 4
     """Environments stepped side by side."""
-    steps: Count = 512
+    steps: Count = 250
     """Steps of each environment in a batch."""
     whole_episodes: bool = False
     """Collect one whole episode of each environment instead of a fixed number of steps."""

@@ -8,6 +8,7 @@ Causal attention then needs no padding mask; left padding exists only inside `ge
 import torch
 from torch.distributions import kl_divergence
 
+from minirl.functional.kl import k3
 from minirl.functional.masked import masked_mean, masked_sum
 from minirl.functional.returns import token_rewards
 from minirl.worlds.batch import Batch, Completions
@@ -120,17 +121,20 @@ class TokenWorld:
         if critic is not None:
             values = critic(obs)
             next_values = torch.cat([values[:, 1:], torch.zeros_like(values[:, :1])], dim=1)
+        metrics = {
+            "score": float(scores.mean()),
+            "response_length": float(mask.sum(1).float().mean()),
+            "ended_fraction": float(ended.float().mean()),
+            "tokens": int(mask.sum()),
+        }
+        if ref_logprobs is not None:
+            metrics["kl_policy_ref"] = float(masked_mean(k3(logprobs, ref_logprobs), mask))
         return Batch(
             obs=obs, actions=actions, mask=mask, logprobs=logprobs, ref_logprobs=ref_logprobs,
             rewards=rewards, scores=scores, terminated=last, truncated=last & ~ended.unsqueeze(1),
             values=values, next_values=next_values, rows_are_sequences=True, group_size=self.group_size,
             max_length=self.max_new_tokens, kl_in_reward=self.kl_in_reward,
-            metrics={
-                "score": float(scores.mean()),
-                "response_length": float(mask.sum(1).float().mean()),
-                "ended_fraction": float(ended.float().mean()),
-                "tokens": int(mask.sum()),
-            },
+            metrics=metrics,
         )  # fmt: skip
 
     @torch.no_grad()

@@ -82,12 +82,13 @@ def test_groups_need_two_rows_or_more(rows, size):
 
 def test_process_supervision_by_hand():
     # two rows, two steps each. Rewards 1, 0 | 0, 3: mean 1, s² = (0 + 1 + 1 + 4) / 3 = 2
-    rewards = tensor([[1e9, 1, 9, 0, NAN], [0, 9, -1e9, 3, 9]])
+    rewards = tensor([[1e9, 1, 9, 0, 9], [0, 9, -1e9, 3, 9]])
     ends = torch.tensor([[0, 1, 0, 1, 0], [1, 0, 0, 1, 0]])
     a = 1 / math.sqrt(2)  # normalised: 0, −a | −a, 2a
     found = process_supervision_advantages(rewards, ends, 2, eps=0.0)
     close(found, [[-a, -a, -a, -a, 0], [a, 2 * a, 2 * a, 2 * a, 0]])
     close(process_supervision_advantages(rewards, ends.bool(), 2, eps=math.sqrt(2)), found / 2)
+    close(process_supervision_advantages(rewards.masked_fill(ends == 0, NAN), ends, 2, eps=0.0), found)
     close(process_supervision_advantages(rewards, ends, 2), found * math.sqrt(2) / (math.sqrt(2) + 1e-4))
 
 

@@ -212,7 +212,8 @@ def targets(batch, gamma=0.99, lam=0.95):
 
 def test_one_update_is_one_step_of_each_optimizer(make_control):
     batch, policy, critic = make_control(episodes=True)
-    config = PPOConfig(epochs=1, minibatches=1, entropy_coef=0.2, lr=0.02, critic_lr=0.05, gamma=0.9, gae_lambda=0.8)
+    once = dict(epochs=1, minibatches=1, critic_epochs=1, critic_minibatches=1)
+    config = PPOConfig(**once, entropy_coef=0.2, lr=0.02, critic_lr=0.05, gamma=0.9, gae_lambda=0.8)
     _, other, other_critic = make_control(episodes=True)
     advantages, returns = targets(batch, 0.9, 0.8)
     new, mask = other(batch.obs), batch.mask
@@ -243,7 +244,8 @@ def steps_of(optimizer):
 
 def test_it_takes_the_steps_that_the_config_says(make_control):
     batch, policy, critic = make_control()
-    algorithm = PPO(policy, critic, PPOConfig(epochs=3, minibatches=4, lr_decay=False))
+    steps = dict(epochs=3, minibatches=4, critic_epochs=3, critic_minibatches=4)
+    algorithm = PPO(policy, critic, PPOConfig(**steps, lr_decay=False))
     assert algorithm.update(batch, progress=0.5)["count"] == 20
     assert steps_of(algorithm.optimizer) == steps_of(algorithm.critic_optimizer) == 12
     assert algorithm.optimizer.param_groups[0]["lr"] == algorithm.critic_optimizer.param_groups[0]["lr"] == 3e-4

@@ -214,15 +214,15 @@ def test_the_moving_average_never_contains_the_batch_it_is_subtracted_from():
     assert abs(one.ema.value - mean - 4) < 1e-12
 
 
-def test_one_update_is_one_adam_step_on_loss_minus_entropy_bonus():
-    one = algorithm(baseline="none", reduction="trajectory", entropy_coef=0.3, lr=0.1, max_grad_norm=1e9)
+def test_one_update_is_one_adam_step_on_the_loss():
+    one = algorithm(baseline="none", reduction="trajectory", lr=0.1, max_grad_norm=1e9)
     batch = bandit_batch(one.policy)
     reference = Bandit()
     distribution = reference(batch.obs)
     returns = rewards_to_go(batch.rewards, batch.terminated, batch.truncated, 1.0)
     loss = -(returns * distribution.log_prob(batch.actions))[batch.mask].sum() / 4
     entropy = distribution.entropy()[0, 0]
-    (loss - 0.3 * entropy).backward()
+    loss.backward()
     torch.optim.Adam(reference.parameters(), lr=0.1 * 0.75, eps=1e-5).step()
     stats = one.update(batch, progress=0.25)
     close(one.policy.logits, reference.logits)
@@ -251,3 +251,20 @@ def test_the_learned_baseline_approaches_the_returns():
 def test_a_learned_baseline_needs_a_critic():
     with pytest.raises(ValueError, match="'learned' needs a critic"):
         REINFORCE(Bandit(), None, REINFORCEConfig(baseline="learned"))
+
+
+def test_a_row_that_stops_inside_an_episode_needs_a_critic():
+    for baseline, refused in (("ema", True), ("none", True), ("learned", False)):
+        one = algorithm(baseline=baseline)
+        batch = bandit_batch(one.policy)
+        cut = batch.with_(terminated=torch.zeros_like(batch.terminated), truncated=torch.zeros_like(batch.truncated))
+        if refused:
+            with pytest.raises(ValueError, match="whole episodes"):
+                one.advantages(cut)
+        else:
+            assert one.advantages(cut)[0].isfinite().all()
+
+
+def test_leave_one_out_refuses_a_discount():
+    with pytest.raises(ValueError, match="gamma"):
+        algorithm(baseline="leave-one-out", gamma=0.9)
