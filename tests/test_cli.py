@@ -103,8 +103,8 @@ def test_the_task_selects_the_defaults_that_help_shows(capsys):
     control = capsys.readouterr().out
     assert "--prompts-per-batch" in text and "--num-envs" not in text and "(default: runs/ppo)" in text
     assert "--num-envs" in control and "--init" not in control and "runs/ppo-Walker2d-v5" in control
-    assert "GAE (paper, table 3: 0.95). (default: 1.0)" in text
-    assert "GAE (paper, table 3: 0.95). (default: 0.95)" in control
+    assert "GAE (PPO paper, table 3: 0.95). (default: 1.0)" in text
+    assert "GAE (PPO paper, table 3: 0.95). (default: 0.95)" in control
 
 
 # Settings
@@ -224,7 +224,7 @@ WRONG = {  # command line -> words of the message
     "ppo --device cuda --init {model}": "device 'cuda' is not available here; use --device cpu, or auto",
     "ppo --device tpu3 --init {model}": "device 'tpu3' is not available here; use --device cpu, or auto",
     "grpo --init {model} --group-size 1": "set --group-size to 2 or more",
-    "grpo --init {model} --kl-coef 0.1": "set --kl-beta instead of --kl-coef",
+    "grpo --init {model} --kl-coef 0.1": "without the KL that --kl-coef puts into the rewards",
     "reinforce --init {model} --group-size 1": "set --group-size to 2 or more",
     "trpo --init {model} --delta 0": "--delta is 0.0; it must be a number > 0",
     "sft --init {missing}": "make one with python -m minirl pretrain",

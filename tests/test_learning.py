@@ -41,8 +41,8 @@ def learn_control(name, env_id, updates, world=None, **config):
     [
         ("reinforce", 20, {}),
         ("grpo", 30, {"lr": 5e-3}),
-        ("trpo", 8, {"critic_epochs": 5, "critic_minibatches": 8, "world": {"steps": 256}}),
-        ("ppo", 8, {"epochs": 5, "minibatches": 8, "lr": 1e-3, "critic_lr": 1e-3, "world": {"steps": 256}}),
+        ("trpo", 8, {"critic_epochs": 5, "critic_minibatches": 8}),
+        ("ppo", 8, {"epochs": 5, "critic_epochs": 5, "lr": 1e-3, "critic_lr": 1e-3}),
     ],
 )
 def test_all_four_learn_cartpole(name, updates, settings):
@@ -55,7 +55,7 @@ def test_all_four_learn_cartpole(name, updates, settings):
     ("name", "updates", "settings"),
     [
         ("trpo", 25, {"delta": 0.02, "critic_epochs": 5, "critic_minibatches": 8}),
-        ("ppo", 20, {"lr": 1e-3, "critic_lr": 1e-3, "minibatches": 8, "lr_decay": False}),
+        ("ppo", 20, {"lr": 1e-3, "critic_lr": 1e-3, "minibatches": 8, "critic_minibatches": 8, "lr_decay": False}),
     ],
 )
 def test_trpo_and_ppo_learn_pendulum(name, updates, settings):
@@ -86,17 +86,18 @@ def base():
     return gpt, tokenizer, task
 
 
+@pytest.mark.xdist_group("sums")  # one worker, one base model
 @pytest.mark.parametrize("name", FOUR)
 def test_all_four_learn_sums(name, base):
     gpt, tokenizer, task = copy.deepcopy(base)
     seed_everything(0)
     policy = TokenPolicy(gpt, allowed=allowed_ids(tokenizer))
     critic = TokenCritic(copy.deepcopy(gpt))
-    text = dict(gamma=1.0, gae_lambda=1.0)  # as in ALGORITHMS
+    text = dict(gamma=1.0, gae_lambda=1.0, critic_lr=1e-3, critic_epochs=2, critic_minibatches=2)  # as in ALGORITHMS
     algorithm, updates, group_size = {
         "reinforce": (REINFORCE(policy, None, REINFORCEConfig(baseline="leave-one-out", lr=1e-3)), 40, 4),
-        "trpo": (TRPO(policy, critic, TRPOConfig(delta=0.02, critic_epochs=2, critic_minibatches=2, **text)), 15, 1),
-        "ppo": (PPO(policy, critic, PPOConfig(epochs=2, minibatches=2, lr=1e-3, critic_lr=1e-3, **text)), 30, 1),
+        "trpo": (TRPO(policy, critic, TRPOConfig(delta=0.02, **text)), 20, 1),
+        "ppo": (PPO(policy, critic, PPOConfig(epochs=2, minibatches=2, lr=1e-3, **text)), 30, 1),
         "grpo": (GRPO(policy, GRPOConfig(kl_beta=0.0, lr=1e-3)), 40, 8),
     }[name]
     world = TokenWorld(

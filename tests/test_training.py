@@ -318,8 +318,9 @@ def test_train_works_in_another_thread():
 # ---- on text: the same run whoever watches
 
 
+SMALL_PPO = PPOConfig(epochs=2, minibatches=2, lr=0.01, critic_epochs=1, critic_minibatches=2)
 ALGORITHMS = {
-    "ppo": lambda policy, critic: PPO(policy, critic, PPOConfig(epochs=2, minibatches=2, lr=0.01)),
+    "ppo": lambda policy, critic: PPO(policy, critic, SMALL_PPO),
     "grpo": lambda policy, critic: GRPO(policy, GRPOConfig(epochs=2, minibatches=2, lr=0.01)),
 }
 

@@ -14,6 +14,7 @@ from minirl.algorithms.grpo import (
     kl_in_loss,
     process_supervision_advantages,
 )
+from minirl.algorithms.optimize import average_stats
 from minirl.algorithms.ppo import clipped_surrogate_loss
 from minirl.algorithms.reinforce import leave_one_out, policy_gradient_loss
 from minirl.functional.kl import categorical_kl
@@ -208,6 +209,20 @@ def test_reductions_by_hand(settings, expected, count, weights):
     close(loss, expected)
     assert stats["count"] == count and stats["policy_loss"] == loss
     close(gradient, [[0, -2 / weights[0], -1.8 / weights[0]], [0, 1 / weights[1], 0]])
+
+
+@pytest.mark.parametrize("rows, per_row", [([[1, 3], [0.5] * 6], 1.25), ([[4], [1] * 2, [0.2] * 5], 26 / 15)])
+def test_what_a_mean_divides_by(rows, per_row):
+    # B08: token losses of both batches have the mean 0.875 over tokens; means of rows average to 1.25 and 1.733333
+    mask, advantages = torch.zeros(len(rows), 6), torch.zeros(len(rows), 6, dtype=torch.float64)
+    for index, row in enumerate(rows):
+        mask[index, : len(row)], advantages[index, : len(row)] = 1, -tensor(row)
+    zeros = torch.zeros_like(advantages)
+    for reduction, expected in (("token", 0.875), ("sequence", per_row)):
+        close(grpo_loss(zeros, zeros, None, advantages, mask, reduction=reduction)[0], expected)
+        pieces = [slice(i, i + 1) for i in range(len(rows))]
+        parts = [grpo_loss(zeros[i], zeros[i], None, advantages[i], mask[i], reduction=reduction) for i in pieces]
+        close(average_stats([stats for _, stats in parts])["policy_loss"], expected)
 
 
 def test_clip_bounds_may_differ():

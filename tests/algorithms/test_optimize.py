@@ -16,16 +16,17 @@ from minirl.functional.masked import masked_mean
 from minirl.worlds.text import pack_completions
 
 EMA = REINFORCEConfig(baseline="ema", lr=0.01)
-LEARNED = REINFORCEConfig(baseline="learned", critic_epochs=2, critic_minibatches=2)
-SMALL_PPO = PPOConfig(epochs=2, minibatches=2, value_clip=0.2, target_kl=9.0)
-SMALL_TRPO = TRPOConfig(fisher_fraction=0.5, critic_epochs=1, critic_minibatches=2)
+FEW = dict(critic_epochs=1, critic_minibatches=2)
+LEARNED = REINFORCEConfig(baseline="learned", **FEW)
+SMALL_PPO = PPOConfig(epochs=2, minibatches=2, value_clip=0.2, target_kl=9.0, **FEW)
+SMALL_TRPO = TRPOConfig(fisher_fraction=0.5, **FEW)
 ALGORITHMS = {
     "reinforce-ema": lambda policy, critic: REINFORCE(policy, critic, EMA),
     "reinforce-learned": lambda policy, critic: REINFORCE(policy, critic, LEARNED),
     "reinforce-none": lambda policy, critic: REINFORCE(policy, None, REINFORCEConfig("none")),
     "trpo": lambda policy, critic: TRPO(policy, critic, SMALL_TRPO),
     "ppo": lambda policy, critic: PPO(policy, critic, SMALL_PPO),
-    "ppo-kl": lambda policy, critic: PPOKL(policy, critic, PPOKLConfig(epochs=2, minibatches=2)),
+    "ppo-kl": lambda policy, critic: PPOKL(policy, critic, PPOKLConfig(epochs=2, minibatches=2, **FEW)),
     "grpo": lambda policy, critic: GRPO(policy, GRPOConfig(epochs=2, minibatches=2, micro_batches=2, kl_beta=0.0)),
 }
 ON_TEXT = {
@@ -267,8 +268,8 @@ def test_the_first_ratio_is_one(name, dtype, tolerance, make_text):
     policy.train(), critic.train(), world.reference.train()
     batch = world.collect(policy, critic)
     one = {
-        "ppo": lambda: PPO(policy, critic, PPOConfig(epochs=1, minibatches=1)),
-        "ppo-kl": lambda: PPOKL(policy, critic, PPOKLConfig(epochs=1, minibatches=1)),
+        "ppo": lambda: PPO(policy, critic, PPOConfig(epochs=1, minibatches=1, **FEW)),
+        "ppo-kl": lambda: PPOKL(policy, critic, PPOKLConfig(epochs=1, minibatches=1, **FEW)),
         "grpo": lambda: GRPO(policy, GRPOConfig()),
     }[name]()
     stats = one.update(batch)

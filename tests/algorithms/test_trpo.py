@@ -423,7 +423,7 @@ def test_the_class_whitens_advantages_and_passes_its_settings_on(make_control):
 def test_the_schedule_shrinks_the_trust_region(make_control):
     for progress, decay, limit in ((0.0, True, 0.02), (0.9, True, 0.002), (0.9, False, 0.02)):
         batch, policy, critic = make_control()
-        config = TRPOConfig(delta=0.02, delta_decay=decay, lr_decay=decay, damping=1e-6, critic_epochs=1, critic_minibatches=1)
+        config = TRPOConfig(delta=0.02, delta_decay=decay, lr_decay=decay, damping=1e-6, critic_epochs=1)
         algorithm = TRPO(policy, critic, config)
         kl = algorithm.update(batch, progress)["kl_old_new"]
         assert limit / 2 < kl <= limit
