@@ -134,7 +134,7 @@ def label_ends(axis, ends, gap=0.065):
     for _ in range(100):  # neighbours that are too close push each other away, half the overlap each
         for low in range(len(heights) - 1):
             push = max(0.0, gap - (heights[low + 1] - heights[low])) / 2
-            heights[low], heights[low + 1] = heights[low] - push, heights[low + 1] + push
+            heights[low], heights[low + 1] = heights[low] - push, min(1.0, heights[low + 1] + push)
     for height, label in zip(heights, labels, strict=True):
         axis.text(1.02, height, label, transform=axis.transAxes, color=colour_of(label), va="center", fontsize=10)
 

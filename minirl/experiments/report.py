@@ -16,7 +16,7 @@ PAGE = Template("""<!doctype html>
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child { text-align: left }
+th:first-child, td:first-child { text-align: left; white-space: nowrap }
 th { border-bottom: 2px solid #888; font-weight: 600 }
 td.text { text-align: left; font-family: ui-monospace, monospace }
 .right { color: #00664a } .wrong { color: #a33b00 }
@@ -31,7 +31,8 @@ nothing but a rule that says right or wrong. The same algorithms, by the same co
 <h2>Results</h2>
 <div class="scroll">$table</div>
 <p>Accuracy is on $held_out held-out sums that never occur in training; for the four algorithms "after" is the mean of
-the last three evaluations. KL is from the policy to the SFT model, in nats per answer. One seed ($seed): the order of
+the last three evaluations. KL is from the policy to the SFT model, in
+nats per answer. steps/s counts optimiser steps, tokens, or environment steps. One seed ($seed): the order of
 the algorithms may be another one for yours.</p>
 <h2>Curves</h2>
 <img alt="Learning curves: accuracy on held-out sums per update; accuracy against KL to the SFT model; return of the

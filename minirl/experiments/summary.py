@@ -10,6 +10,7 @@ import statistics
 from pathlib import Path
 
 import numpy as np
+from scipy import stats
 
 from minirl.plotting import compare_figure, read_metrics, save_figure
 from minirl.tracking import say, write_rows
@@ -19,11 +20,6 @@ HEADINGS = {  # columns of summary.csv that are averaged over seeds -> their hea
     "mean_return_all_episodes": "mean return", "mean_return_last_20": "last 20", "max_return": "best return",
     "mean_length": "mean length", "max_length": "longest", "env_steps_per_second": "steps/s",
 }  # fmt: skip
-T_95 = (  # Student's t stays within these bounds with probability 0.95, for 1 to 30 degrees of freedom
-    12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
-    2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860, 2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518,
-    2.0484, 2.0452, 2.0423,
-)  # fmt: skip
 
 
 def summarise(episodes):
@@ -68,11 +64,8 @@ def report(folders, out):
 
 def mean_and_interval(values):
     """Text: the mean of independent values, and from two on half the width of its 95 % t interval."""
-    mean, freedom, z = np.mean(values), len(values) - 1, 1.959964
+    mean, freedom = np.mean(values), len(values) - 1
     if not freedom:
         return f"{mean:,.1f}"
-    if freedom <= len(T_95):
-        t = T_95[freedom - 1]
-    else:  # Abramowitz & Stegun 26.7.5, here right to 0.0001
-        t = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return f"{mean:,.1f} +/- {t * np.std(values, ddof=1) / math.sqrt(len(values)):,.1f}"
+    half = stats.t.ppf(0.975, freedom) * stats.sem(values)
+    return f"{mean:,.1f} +/- {half:,.1f}"
