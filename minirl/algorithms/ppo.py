@@ -117,9 +117,8 @@ class PPO(Stateful):
                     logprobs, part.logprobs, part.advantages, part.mask, config.clip
                 )
                 stats["entropy"] = entropy.detach()
-                seen.append(
-                    descend(self.optimizer, [(loss - config.entropy_coef * entropy, stats)], config.max_grad_norm)
-                )
+                loss = loss - config.entropy_coef * entropy
+                seen.append(descend(self.optimizer, [(loss, stats)], config.max_grad_norm))
             if config.target_kl is not None and seen[-1]["kl_old_new"] > config.target_kl:
                 break
         stats = average_stats(seen) | movement(self.policy, batch)
