@@ -72,6 +72,11 @@ def test_what_the_stats_say():
     close(stats["ratio_max"], 0.7)
 
 
+def test_the_interval_of_the_stats_is_that_of_the_paper():
+    logprobs = tensor([[0.79, 0.81, 1.19, 1.21]]).log()
+    close(ratio_stats(logprobs, torch.zeros_like(logprobs), torch.ones(1, 4))["clip_fraction"], 0.5)
+
+
 def test_at_the_policy_that_sampled_it_is_the_policy_gradient():
     logprobs, advantages = -torch.rand(3, 4).double() - 0.1, torch.randn(3, 4, dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 1, 1, 0]])
@@ -249,6 +254,24 @@ def test_it_takes_the_steps_that_the_config_says(make_control):
     assert algorithm.update(batch, progress=0.5)["count"] == 20
     assert steps_of(algorithm.optimizer) == steps_of(algorithm.critic_optimizer) == 12
     assert algorithm.optimizer.param_groups[0]["lr"] == algorithm.critic_optimizer.param_groups[0]["lr"] == 3e-4
+
+
+def test_the_value_loss_is_a_mean_over_the_passes(make_control):
+    losses = []
+    for passes in (1, 2):
+        batch, policy, critic = make_control()
+        config = PPOConfig(epochs=1, minibatches=1, critic_epochs=passes, critic_minibatches=1, critic_lr=0.05)
+        losses.append(float(PPO(policy, critic, config).update(batch)["value_loss"]))
+        if passes == 1:
+            _, returns = targets(batch)
+            second = value_loss(critic(batch.obs).detach(), batch.values, returns, batch.mask)[0].item()
+    assert abs(losses[1] - (losses[0] + second) / 2) < 1e-9 and second < losses[0]
+
+
+def test_a_batch_without_values_is_refused(make_control):
+    batch, policy, critic = make_control()
+    with pytest.raises(ValueError, match="the batch has no values; collect it with the critic"):
+        PPO(policy, critic).update(batch.with_(values=None, next_values=None))
 
 
 def test_it_stops_once_the_policy_has_moved_too_far(make_control):
