@@ -29,6 +29,7 @@ def check_whole_rows(obs):
     """Raise ValueError unless obs is (B, T) token ids that start at column 0 of the rows they were cut from.
 
     A view such as ids[:, 3:] would be read as a text that begins at its fourth token, and give other log-probabilities.
+    (A view of every other row, ids[1::2], cannot be told from one and is refused too; `.contiguous()` settles it.)
     """
     if obs.dim() != 2 or obs.is_floating_point():
         raise ValueError(f"obs has shape {tuple(obs.shape)} and type {obs.dtype}; it must be (B, T) token ids")
