@@ -42,7 +42,7 @@ def learn_control(name, env_id, updates, world=None, **config):
         ("reinforce", 20, {}),
         ("grpo", 30, {"lr": 5e-3}),
         ("trpo", 8, {"critic_epochs": 5, "critic_minibatches": 8}),
-        ("ppo", 8, {"epochs": 5, "critic_epochs": 5, "lr": 1e-3, "critic_lr": 1e-3}),
+        ("ppo", 10, {"minibatches": 8, "critic_minibatches": 8, "lr": 1e-3, "critic_lr": 1e-3}),
     ],
 )
 def test_all_four_learn_cartpole(name, updates, settings):
@@ -73,7 +73,7 @@ def test_all_four_make_a_finite_update_on_walker2d(name):
     assert torch.tensor(list(numbers.values())).isfinite().all() and numbers["kl_old_new"] > 0
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def base():
     """A tiny GPT that half knows sums of two digits: it forgets carries more often than not."""
     seed_everything(0)
@@ -86,7 +86,6 @@ def base():
     return gpt, tokenizer, task
 
 
-@pytest.mark.xdist_group("sums")  # one worker, one base model
 @pytest.mark.parametrize("name", FOUR)
 def test_all_four_learn_sums(name, base):
     gpt, tokenizer, task = copy.deepcopy(base)
