@@ -95,7 +95,7 @@ def test_all_four_learn_sums(name, base):
     text = dict(gamma=1.0, gae_lambda=1.0, critic_lr=1e-3, critic_epochs=2, critic_minibatches=2)  # as in ALGORITHMS
     algorithm, updates, group_size = {
         "reinforce": (REINFORCE(policy, None, REINFORCEConfig(baseline="leave-one-out", lr=1e-3)), 40, 4),
-        "trpo": (TRPO(policy, critic, TRPOConfig(delta=0.02, **text)), 20, 1),
+        "trpo": (TRPO(policy, critic, TRPOConfig(delta=0.02, cg_iterations=5, **text)), 20, 1),
         "ppo": (PPO(policy, critic, PPOConfig(epochs=2, minibatches=2, lr=1e-3, **text)), 30, 1),
         "grpo": (GRPO(policy, GRPOConfig(kl_beta=0.0, lr=1e-3)), 40, 8),
     }[name]
