@@ -74,6 +74,17 @@ def interruptible():
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
+def stop_if_diverged(step, row, algorithm, good, save=None):
+    """Put back and save the state before this step if one of its numbers is none, and raise TrainingDiverged."""
+    try:
+        check_finite(step, row)
+    except TrainingDiverged:
+        algorithm.load_state_dict(good)
+        if save:
+            save(step - 1)
+        raise
+
+
 def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every=0, save=None, save_every=0, start=0):
     """Let an algorithm act and learn.
 
@@ -99,13 +110,7 @@ def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every
             good = copy.deepcopy(algorithm.state_dict())
             batch = world.collect(algorithm.policy, critic)
             row = batch.metrics | to_floats(algorithm.update(batch, progress=(update - 1) / updates))
-            try:
-                check_finite(update, row)
-            except TrainingDiverged:
-                algorithm.load_state_dict(good)
-                if save:
-                    save(update - 1)
-                raise
+            stop_if_diverged(update, row, algorithm, good, save)
             if evaluate and (update == updates or (evaluate_every and update % evaluate_every == 0)):
                 row |= evaluate(update)
             history.append({"step": update} | row)
@@ -170,13 +175,7 @@ def fit(
             anneal(algorithm.optimizer, config.lr, (step - 1) / steps, config.lr_decay)
             losses = (algorithm.loss(part) for part in parts)
             row = to_floats(descend(algorithm.optimizer, losses, config.max_grad_norm))
-            try:
-                check_finite(step, row)
-            except TrainingDiverged:
-                algorithm.load_state_dict(good)
-                if save:
-                    save(step - 1)
-                raise
+            stop_if_diverged(step, row, algorithm, good, save)
             due = bool(evaluate) and (step == steps or (evaluate_every and step % evaluate_every == 0))
             if due:
                 row |= evaluate(step)
