@@ -129,7 +129,8 @@ def windows(records, batch_size, accumulate, generator):
     Nothing is dropped: the last part of an epoch may have fewer rows, its last window fewer parts.
 
     Args:
-        records: with len() and rows(index).
+        records: with len() and rows(index); or a list of such, whose parts take turns at random and are never mixed,
+            since rows of one length cost least.
         batch_size: rows a part.
         accumulate: parts an optimiser step.
         generator: torch.Generator of the order.
@@ -138,13 +139,18 @@ def windows(records, batch_size, accumulate, generator):
     Raises:
         ValueError: if there are no records.
     """
-    if not len(records):
+    kinds = records if isinstance(records, list) else [records]
+    if not all(map(len, kinds)) or not kinds:
         raise ValueError("there are no records to learn from")
     while True:
-        order = torch.randperm(len(records), generator=generator, device="cpu")
-        parts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+        parts = []
+        for kind in kinds:
+            order = torch.randperm(len(kind), generator=generator, device="cpu")
+            parts += [(kind, order[i : i + batch_size]) for i in range(0, len(order), batch_size)]
+        if len(kinds) > 1:
+            parts = [parts[i] for i in torch.randperm(len(parts), generator=generator, device="cpu").tolist()]
         for first in range(0, len(parts), accumulate):
-            yield [records.rows(part) for part in parts[first : first + accumulate]]
+            yield [kind.rows(index) for kind, index in parts[first : first + accumulate]]
 
 
 def fit(
@@ -155,7 +161,7 @@ def fit(
 
     Args:
         algorithm: with loss(records) -> (loss, stats), optimizer, and config with lr, lr_decay, max_grad_norm.
-        records: Completions or Pairs.
+        records: Completions, Pairs or the like, or a list of them; see `windows`.
         steps: optimiser steps in all, those before `start` included.
         batch_size: rows at a time.
         accumulate: parts of batch_size rows whose gradients make one step.

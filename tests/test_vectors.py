@@ -37,7 +37,13 @@ WITHOUT_VECTORS = {
     "minirl.functional.masked.check_same_shape": "raises or does nothing; it has no value",
     "minirl.functional.masked.zero_outside": "first step of every loss with a mask; their vectors poison the outside",
     "minirl.algorithms.trpo.fisher_product": "fisher_vector_product is this map, applied once",
+    "minirl.algorithms.q_sharp.switch_points": "draws at random",
+    "minirl.algorithms.q_sharp.OutcomeModel": "a network; its loss and its value have vectors",
+    "minirl.algorithms.q_sharp.GuidedPolicy": "two networks; guided_logits has vectors",
     "minirl.algorithms.critic": "value_loss's vectors stand under ppo, its public place; the rest runs the loops",
+    "minirl.algorithms.rejection_sampling.best_of_group": "picks rows; tested by brute force",
+    "minirl.algorithms.reward_model.LearnedReward": "a network as a reward function; the loss has vectors",
+    "minirl.algorithms.dpo.sequence_logprobs": "masked_sum of token_logprobs, which have vectors",
     "minirl.algorithms.optimize": "what surrounds a loss: optimiser steps, schedules, averages of stats",
     "minirl.algorithms.settings": "checks what a user asks for; no mathematics",
 }

@@ -340,6 +340,19 @@ def sft_loss(logits, actions, mask):
     return {"value": loss, "stats": stats, "gradients": {"logits": gradient}}
 
 
+@vectors(
+    "minirl.algorithms.sft", "Ouyang et al. 2022, section 3.1",
+    conventions="one mean over all tokens, not a mean of row means",
+)
+def likelihood_loss(logprobs, mask):
+    """L = -(1/N) Σ_mask log π. d/d log π = -1/N on the mask, else 0."""
+    inside = cells(mask)
+    count = max(len(inside), 1)
+    loss = -total(logprobs[b][t] for b, t in inside) / count
+    gradient = grid(mask, {cell: -ONE / count for cell in inside})
+    return {"value": loss, "stats": {"loss": loss, "count": len(inside)}, "gradients": {"logprobs": gradient}}
+
+
 @vectors("minirl.algorithms.reinforce", "Williams 1992, theorem 2", constants=["advantages"])
 def policy_gradient_loss(logprobs, advantages, mask, reduction="token"):
     """L = -Σ_mask A log π / n, n = number of rows (trajectory) or of cells in the mask (token). d/d log π = -A / n."""
@@ -774,3 +787,207 @@ def grpo_loss(
     stats = {"policy_loss": loss} | ratio_stats(ratio, *bounds(clip)) | {"kl_policy_ref": divergence}
     stats["count"] = sum(lengths) if reduction == "token" else rows
     return {"value": loss, "stats": stats, "gradients": {"logprobs": grid(mask, gradient)}}
+
+
+# --- algorithms/reward_model.py, algorithms/dpo.py, algorithms/orpo.py
+
+
+def softplus(x):
+    """log(1 + e^x) = -log σ(-x); its slope is σ(x)."""
+    return log(1 + exp(x))
+
+
+def sigmoid(x):
+    """1 / (1 + e^(-x))."""
+    return 1 / (1 + exp(-x))
+
+
+def mean(numbers):
+    """Σ x / B of a list."""
+    return total(numbers) / len(numbers)
+
+
+def wins(differences):
+    """Share of positive differences; a tie is none."""
+    return mean([Decimal(d > 0) for d in differences])
+
+
+@vectors(
+    "minirl.algorithms.reward_model",
+    "Ouyang et al. 2022, eq. 1; margin: Touvron et al. 2023 (Llama 2), eq. 2; centering: Eisenstein et al. 2023",
+    constants=["margin"], conventions="accuracy leaves the margin out and counts a tie as a miss; stats are means",
+)
+def bradley_terry_loss(chosen_scores, rejected_scores, margin=None, centering=ZERO):
+    """With d = r_w - r_l - m: L = (1/B) Σ (log(1 + e^(-d)) + c (r_w + r_l)^2). d/dr_w = (-σ(-d) + 2c (r_w + r_l)) / B,
+    d/dr_l = (σ(-d) + 2c (r_w + r_l)) / B."""
+    pairs = list(zip(chosen_scores, rejected_scores, strict=True))
+    loss, gradients = ZERO, {"chosen_scores": [], "rejected_scores": []}
+    for (w, o), m in zip(pairs, margin or [ZERO] * len(pairs), strict=True):
+        loss += (softplus(o - w + m) + centering * (w + o) ** 2) / len(pairs)
+        gradients["chosen_scores"].append((2 * centering * (w + o) - sigmoid(o - w + m)) / len(pairs))
+        gradients["rejected_scores"].append((2 * centering * (w + o) + sigmoid(o - w + m)) / len(pairs))
+    differences = [w - o for w, o in pairs]
+    stats = {
+        "loss": loss, "accuracy": wins(differences), "margin": mean(differences),
+        "score_mean": mean(chosen_scores + rejected_scores), "count": len(pairs),
+    }  # fmt: skip
+    return {"value": loss, "stats": stats, "gradients": gradients}
+
+
+@vectors(
+    "minirl.algorithms.dpo", "Rafailov et al. 2023, eq. 7; label smoothing: Mitchell 2023 (cDPO), eq. 3",
+    constants=["ref_chosen_logprobs", "ref_rejected_logprobs"],
+    conventions="log-probabilities summed over the answer; accuracy counts a tie as a miss; stats are means",
+)
+def dpo_loss(
+    chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs,
+    beta=Decimal(0.1), label_smoothing=ZERO,
+):  # fmt: skip
+    """With h = β (log π_w/π_l - log π_ref,w/π_ref,l): L = (1/B) Σ ((1 - ε) log(1 + e^(-h)) + ε log(1 + e^h)).
+    d/d log π_w = -β (1 - ε - σ(h)) / B = -d/d log π_l."""
+    rewards = [
+        [beta * (logp - ref) for logp, ref in zip(*side, strict=True)]
+        for side in ((chosen_logprobs, ref_chosen_logprobs), (rejected_logprobs, ref_rejected_logprobs))
+    ]
+    margins = [w - o for w, o in zip(*rewards, strict=True)]
+    loss = mean([(1 - label_smoothing) * softplus(-h) + label_smoothing * softplus(h) for h in margins])
+    slope = [-beta * (1 - label_smoothing - sigmoid(h)) / len(margins) for h in margins]
+    stats = {
+        "loss": loss, "accuracy": wins(margins), "chosen_reward": mean(rewards[0]), "rejected_reward": mean(rewards[1]),
+        "margin": mean(margins), "chosen_logprob": mean(chosen_logprobs), "rejected_logprob": mean(rejected_logprobs),
+        "count": len(margins),
+    }  # fmt: skip
+    return {
+        "value": loss, "stats": stats,
+        "gradients": {"chosen_logprobs": slope, "rejected_logprobs": [-s for s in slope]},
+    }  # fmt: skip
+
+
+CERTAIN = Decimal(-1e-12)
+
+
+def odds_of(logp):
+    """(log odds, slope) of log P: log P - log(1 - P), slope 1 / (1 - P); from -1e-12 on a constant."""
+    x = min(logp, CERTAIN)
+    return x - log(1 - exp(x)), ZERO if logp > CERTAIN else 1 / (1 - exp(x))
+
+
+@vectors(
+    "minirl.algorithms.orpo", "Hong et al. 2024, eq. 4",
+    conventions="log P above -1e-12 is read as -1e-12, with gradient 0",
+)
+def log_odds(mean_logprobs, cotangent=None):
+    """log P - log(1 - P). d/d log P = cotangent / (1 - P)."""
+    value = [odds_of(logp)[0] for logp in mean_logprobs]
+    if cotangent is None:
+        return {"value": value}
+    gradient = [weight * odds_of(logp)[1] for logp, weight in zip(mean_logprobs, cotangent, strict=True)]
+    return {"value": value, "gradients": {"mean_logprobs": gradient}}
+
+
+@vectors(
+    "minirl.algorithms.orpo", "Hong et al. 2024, eqs. 6 and 7",
+    conventions="log P is the mean over the answer's tokens, capped as in log_odds; the likelihood is a mean over rows "
+    "and not over tokens; accuracy counts a tie as a miss; stats are means",
+)
+def orpo_loss(chosen_mean_logprobs, rejected_mean_logprobs, chosen_nll, lam=Decimal(0.1)):
+    """With z = log odds_w - log odds_l: L = (1/B) Σ (NLL + λ log(1 + e^(-z))). d/d log P_w = -λ σ(-z) / (1 - P_w) / B,
+    d/d log P_l = λ σ(-z) / (1 - P_l) / B, d/d NLL = 1/B."""
+    count = len(chosen_nll)
+    odds = [[odds_of(logp) for logp in side] for side in (chosen_mean_logprobs, rejected_mean_logprobs)]
+    ratio = [w - o for (w, _), (o, _) in zip(*odds, strict=True)]
+    gradients = {
+        "chosen_mean_logprobs": [-lam * sigmoid(-z) * s / count for z, (_, s) in zip(ratio, odds[0], strict=True)],
+        "rejected_mean_logprobs": [lam * sigmoid(-z) * s / count for z, (_, s) in zip(ratio, odds[1], strict=True)],
+        "chosen_nll": [ONE / count] * count,
+    }
+    odds_loss = mean([softplus(-z) for z in ratio])
+    loss = mean(chosen_nll) + lam * odds_loss
+    stats = {
+        "loss": loss, "nll": mean(chosen_nll), "odds_loss": odds_loss, "log_odds_ratio": mean(ratio),
+        "accuracy": wins(ratio), "chosen_logprob": mean(chosen_mean_logprobs),
+        "rejected_logprob": mean(rejected_mean_logprobs), "count": count,
+    }  # fmt: skip
+    return {"value": loss, "stats": stats, "gradients": gradients}
+
+
+# --- algorithms/q_sharp.py
+
+
+@vectors(
+    "minirl.algorithms.q_sharp", "Zhou et al. 2025 (Q#), section 2",
+    conventions="a probability of 0 has gradient 0 in minirl, and none is given here",
+)
+def optimal_q(probs, support, eta, cotangent=None):
+    """Q = η log Σ_k p_k e^(z_k / η). d/dp_k = cotangent η e^(z_k / η) / Σ_j p_j e^(z_j / η)."""
+    tilt = [exp(z / eta) for z in support]
+    sums = [dot(row, tilt) for row in probs]
+    out = {"value": [eta * log(s) for s in sums]}
+    if all(p for row in probs for p in row):
+        gradient = [[weight * eta * t / s for t in tilt] for s, weight in zip(sums, cotangent, strict=True)]
+        out["gradients"] = {"probs": gradient}
+    return out
+
+
+def hat(value, support):
+    """The share of a mass at `value` that each grid point gets."""
+    value = min(max(value, support[0]), support[-1])
+    shares = [ZERO] * len(support)
+    for j in range(len(support) - 1):
+        if support[j] <= value <= support[j + 1]:
+            shares[j + 1] = (value - support[j]) / (support[j + 1] - support[j])
+            shares[j] = ONE - shares[j + 1]
+    return shares
+
+
+@vectors(
+    "minirl.algorithms.q_sharp", "Bellemare et al. 2017, eq. 7",
+    conventions="the grid may be uneven: a value is laid between its two neighbours",
+)
+def project_to_support(probs, values, support, cotangent=None):
+    """Each mass p at v, moved to the nearest end where it lies outside, gives p (z_{j+1} - v) / (z_{j+1} - z_j) to z_j
+    and the rest to z_{j+1}, its neighbours. d/dp = Σ_j cotangent_j · share_j."""
+    shares = [[hat(v, support) for v in row] for row in values]
+    value = [
+        [total(p * share[j] for p, share in zip(row, part, strict=True)) for j in range(len(support))]
+        for row, part in zip(probs, shares, strict=True)
+    ]
+    gradient = [[dot(weight, share) for share in part] for weight, part in zip(cotangent, shares, strict=True)]
+    return {"value": value, "gradients": {"probs": gradient}}
+
+
+@vectors(
+    "minirl.algorithms.q_sharp", "Zhou et al. 2025 (Q#), algorithm 1", constants=["outcomes"],
+    conventions="one mean over all steps of the mask; stats are means over them",
+)
+def outcome_loss(log_probs, outcomes, support, mask):
+    """L = -(1/N) Σ_mask Σ_k t_k log p_k with t the row's outcome laid on the grid. d/d log p_k = -t_k / N."""
+    inside = cells(mask)
+    count = max(len(inside), 1)
+    targets = [hat(outcome, support) for outcome in outcomes]
+    gradient = [[[ZERO] * len(support) for _ in row] for row in log_probs]
+    for b, t in inside:
+        gradient[b][t] = [-share / count for share in targets[b]]
+    loss = -total(dot(targets[b], log_probs[b][t]) for b, t in inside) / count
+    stats = {
+        "loss": loss,
+        "outcome_mean": total(outcomes[b] for b, _ in inside) / count,
+        "predicted_mean": total(dot([exp(logp) for logp in log_probs[b][t]], support) for b, t in inside) / count,
+        "count": len(inside),
+    }
+    return {"value": loss, "stats": stats, "gradients": {"log_probs": gradient}}
+
+
+@vectors(
+    "minirl.algorithms.q_sharp", "Zhou et al. 2025 (Q#), section 2",
+    conventions="shifted so that the action of the largest q keeps its logit; else compare softmaxes",
+)
+def guided_logits(logits, q, eta, cotangent=None):
+    """y_a = logit_a + (q_a - q_m) / η with m = argmax q. d/d logit_a = g_a, the cotangent; d/dq_a = (g_a - 1[a = m]
+    Σ_b g_b) / η."""
+    value, gradient = [], []
+    for row, scores, weight in zip(logits, q, cotangent, strict=True):
+        best = scores.index(max(scores))
+        value.append([logit + (score - scores[best]) / eta for logit, score in zip(row, scores, strict=True)])
+        gradient.append([(g - (total(weight) if a == best else ZERO)) / eta for a, g in enumerate(weight)])
+    return {"value": value, "gradients": {"logits": cotangent, "q": gradient}}

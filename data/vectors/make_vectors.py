@@ -351,6 +351,10 @@ def sft_cases(book):
     extreme = {"logits": [[[-500.0, 500.0], [1.0, MINUS_INFINITY]]], "actions": [[0, 0]], "mask": [[1, 1]]}
     book.add(f.sft_loss, "extreme and forbidden", extreme)
 
+    book.add(f.likelihood_loss, "unequal lengths, NaN outside", {"logprobs": poison(NEW, MASK), "mask": MASK})
+    book.add(f.likelihood_loss, "a row without tokens", {"logprobs": NEW, "mask": ROW_WITHOUT})
+    book.add(f.likelihood_loss, "empty mask", small(EMPTY, logprobs=-0.5))
+
 
 def reinforce_cases(book):
     for reduction in ("token", "trajectory"):
@@ -548,6 +552,107 @@ def grpo_cases(book):
     book.add(f.grpo_loss, "constant, length 8", inputs, reduction="constant", normalizer_length=8)
 
 
+def reward_model_cases(book):
+    scores = {"chosen_scores": [1.5, -0.5, 0.25, 2.0, 0.7], "rejected_scores": [0.5, 0.75, 0.25, -3.0, 0.6]}
+    for centering in (0.0, 0.01, 0.5):
+        for name, margin in (("no margin", None), ("margins", [1.0, 0.0, 0.5, 0.25, 2.0])):
+            inputs = scores | {"margin": margin}
+            book.add(f.bradley_terry_loss, f"{name}, centering {centering}", inputs, centering=centering)
+    for name, chosen, rejected in (
+        ("one pair", [1.0], [0.0]), ("equal scores", [0.5, -2.0], [0.5, -2.0]),
+        ("far apart, either way", [800.0, -800.0], [-800.0, 800.0]),
+        ("a constant more changes nothing", [101.5, 99.5], [100.5, 100.75]),
+        ("the same without it", [1.5, -0.5], [0.5, 0.75]),
+    ):  # fmt: skip
+        book.add(f.bradley_terry_loss, name, {"chosen_scores": chosen, "rejected_scores": rejected, "margin": None})
+
+
+def dpo_cases(book):
+    inputs = {
+        "chosen_logprobs": [-12.0, -3.5, -40.25, -7.0, -1.5], "rejected_logprobs": [-15.0, -2.0, -38.0, -7.5, -1.0],
+        "ref_chosen_logprobs": [-13.5, -3.0, -39.0, -6.0, -2.0],
+        "ref_rejected_logprobs": [-14.0, -2.5, -39.5, -6.5, -1.5],
+    }
+    for beta in (0.1, 0.5, 5.0):
+        for label_smoothing in (0.0, 0.1, 0.4):
+            name = f"five pairs, the last two tied, beta {beta}, smoothing {label_smoothing}"
+            book.add(f.dpo_loss, name, inputs, beta=beta, label_smoothing=label_smoothing)
+    same = {
+        f"{ref}{side}_logprobs": x for ref in ("", "ref_") for side, x in (("chosen", [-9.0]), ("rejected", [-4.0]))
+    }
+    book.add(f.dpo_loss, "policy equals reference", same)
+    free = inputs | {"ref_chosen_logprobs": [0.0] * 5, "ref_rejected_logprobs": [0.0] * 5}
+    book.add(f.dpo_loss, "no reference", free)
+    zero = {"ref_chosen_logprobs": [0.0, 0.0], "ref_rejected_logprobs": [0.0, 0.0]}
+    far = {"chosen_logprobs": [-1.0, -801.0], "rejected_logprobs": [-801.0, -1.0]} | zero
+    book.add(f.dpo_loss, "far apart, either way", far, beta=1.0)
+    book.add(f.dpo_loss, "far apart, either way, smoothing 0.25", far, beta=1.0, label_smoothing=0.25)
+
+
+def orpo_cases(book):
+    book.add(f.log_odds, "even, rare, likely", {"mean_logprobs": [-0.6931471805599453, -9.0, -0.05, -0.25]},
+             WEIGHTS[:4])  # fmt: skip
+    book.add(f.log_odds, "rarer than a float", {"mean_logprobs": [-50.0, -800.0]}, [1.0, 0.5])
+    book.add(f.log_odds, "nearly certain", {"mean_logprobs": [-1e-3, -1e-5, -1e-6]}, [1.0, -0.5, 2.0])
+    book.add(f.log_odds, "so certain that only the value is listed", {"mean_logprobs": [-1e-7, -1e-9, -1e-11, -1e-12]})
+    book.add(f.log_odds, "certain", {"mean_logprobs": [0.0, -1e-13]}, [1.0, 1.0])
+    inputs = {
+        "chosen_mean_logprobs": [-0.4, -1.5, -0.05, -0.7], "rejected_mean_logprobs": [-1.2, -0.3, -2.5, -0.7],
+        "chosen_nll": [0.4, 1.5, 0.05, 0.7],
+    }
+    for lam in (0.1, 0.0, 1.0):
+        book.add(f.orpo_loss, f"four pairs, the last tied, lambda {lam}", inputs, lam=lam)
+    book.add(f.orpo_loss, "prompt in the likelihood", inputs | {"chosen_nll": [2.5, 0.75, 1.25, 3.0]})
+    one = {"chosen_mean_logprobs": [-0.4], "rejected_mean_logprobs": [-1.2], "chosen_nll": [0.4]}
+    book.add(f.orpo_loss, "one pair", one)
+    edge = {"chosen_mean_logprobs": [-1e-5, -2.0, 0.0, 0.0], "rejected_mean_logprobs": [-1.0, -1e-5, -0.5, 0.0],
+            "chosen_nll": [1e-5, 2.0, 0.0, 0.0]}  # fmt: skip
+    book.add(f.orpo_loss, "nearly certain and certain, on either side", edge, lam=0.5)
+
+
+def q_sharp_cases(book):
+    coin = [[0.5, 0.5], [0.75, 0.25], [0.99, 0.01], [1e-6, 0.999999]]
+    for eta in (1.0, 0.1, 0.01, 0.001):
+        book.add(f.optimal_q, f"rewards 0 and 1, eta {eta}", {"probs": coin, "support": [0.0, 1.0]},
+                 fill((4,), WEIGHTS), eta=eta)  # fmt: skip
+    sure = {"probs": [[1.0, 0.0], [0.0, 1.0]], "support": [0.0, 1.0]}
+    for eta in (0.1, 0.001):
+        book.add(f.optimal_q, f"certain outcomes, eta {eta}", sure, eta=eta)
+    five = {"probs": [[0.125, 0.25, 0.25, 0.25, 0.125], [0.5, 0.125, 0.0625, 0.0625, 0.25]],
+            "support": [-2.0, -1.0, 0.5, 1.0, 3.0]}  # fmt: skip
+    for eta in (10.0, 0.5, 0.02):
+        book.add(f.optimal_q, f"five outcomes, eta {eta}", five, [1.0, -0.5], eta=eta)
+
+    support = [-1.0, -0.5, 0.0, 0.5, 1.0]
+    single = {"probs": [[1.0]] * 6, "values": [[0.3], [0.5], [1.0], [-1.0], [3.0], [-7.5]], "support": support}
+    book.add(f.project_to_support, "one mass: inside, on the grid, at its ends, beyond", single,
+             fill((6, 5), WEIGHTS))  # fmt: skip
+    several = {"probs": [[0.4, 0.6], [0.25, 0.75]], "values": [[0.0, 0.75], [-0.9, -0.6]], "support": support}
+    book.add(f.project_to_support, "two masses", several, fill((2, 5), WEIGHTS))
+    uneven = {"probs": [[0.5, 0.2, 0.3]], "values": [[0.5, 2.5, 9.0]], "support": [0.0, 1.0, 4.0, 10.0]}
+    book.add(f.project_to_support, "an uneven grid", uneven, [[0.5, -1.0, 2.0, 0.25]])
+    book.add(f.project_to_support, "rewards 0 and 1", {"probs": [[1.0], [1.0], [1.0]], "values": [[0.0], [1.0], [0.25]],
+             "support": [0.0, 1.0]}, fill((3, 2), WEIGHTS))  # fmt: skip
+
+    chances = (0.9, 0.2, 0.5, 0.05, 0.7, 0.35, 0.6)
+    pairs = [[[round(math.log(1 - p), 6), round(math.log(p), 6)] for p in row] for row in fill((4, 5), chances)]
+    poisoned = [[pair if on else [NAN, NAN] for pair, on in zip(row, ons, strict=True)]
+                for row, ons in zip(pairs, MASK, strict=True)]  # fmt: skip
+    binary = {"log_probs": pairs, "outcomes": [1.0, 0.0, 0.0, 1.0], "support": [0.0, 1.0]}
+    book.add(f.outcome_loss, "rewards 0 and 1, NaN outside", binary | {"log_probs": poisoned, "mask": MASK})
+    book.add(f.outcome_loss, "a row without steps", binary | {"mask": ROW_WITHOUT})
+    book.add(f.outcome_loss, "no steps", binary | {"mask": [[0] * 5] * 4})
+    real = {"log_probs": fill((2, 3, 3), (-1.5, -0.5, -1.75, -0.25, -3.0, -2.5, -1.0)), "outcomes": [0.3, 2.0],
+            "support": [-1.0, 0.0, 1.0], "mask": [[1, 1, 1], [0, 1, 1]]}  # fmt: skip
+    book.add(f.outcome_loss, "between the grid points, and beyond them", real)
+
+    tilted = {"logits": [[-0.5108, -0.9163], [0.5, -1.0]], "q": [[0.2, 0.5], [0.25, 0.125]]}
+    for eta in (1.0, 0.1, 0.001):
+        book.add(f.guided_logits, f"two actions, eta {eta}", tilted, [[0.5, -1.0], [2.0, 0.25]], eta=eta)
+    book.add(f.guided_logits, "a forbidden action has the largest q", {"logits": [[-1e9, 0.5, 0.0]],
+             "q": [[1.0, 0.25, 0.5]]}, [[0.5, -1.0, 2.0]], eta=0.1)  # fmt: skip
+
+
 RULES = {
     "answer_reward": "DeepSeek-R1 (2025), section 2.2.2: accuracy",
     "format_reward": "DeepSeek-R1 (2025), section 2.2.2: format",
@@ -593,7 +698,8 @@ def main():
     out = parser.parse_args().out
     book = Book()
     for write in (masked_cases, kl_cases, returns_cases, sft_cases, reinforce_cases, trpo_cases, ppo_cases,
-                  ppo_kl_cases, grpo_cases, verifier_cases):  # fmt: skip
+                  ppo_kl_cases, grpo_cases, reward_model_cases, dpo_cases, orpo_cases, q_sharp_cases,
+                  verifier_cases):  # fmt: skip
         write(book)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in book.files():

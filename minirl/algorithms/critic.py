@@ -8,12 +8,14 @@ from minirl.functional.masked import check_same_shape, masked_mean, masked_white
 from minirl.functional.returns import explained_variance, gae
 
 
-def with_advantages(batch, gamma, lam):
-    """The batch with `returns` (the critic's targets) and `advantages` from GAE, whitened over the whole batch.
+def with_advantages(batch, gamma, lam, whiten=True):
+    """The batch with `returns` (the critic's targets) and `advantages` from GAE, 0 outside the mask.
 
     Args:
         batch: a Batch that carries values.
         gamma, lam: discount γ, and λ of GAE.
+        whiten: shift and scale the advantages to mean 0 and deviation 1 over the whole batch (not over a mini-batch);
+            without it they stay in units of reward.
     Returns:
         A Batch.
     Raises:
@@ -24,7 +26,8 @@ def with_advantages(batch, gamma, lam):
     advantages, returns = gae(
         batch.rewards, batch.values, batch.next_values, batch.terminated, batch.truncated, gamma, lam
     )
-    return batch.with_(advantages=masked_whiten(advantages, batch.mask), returns=returns)
+    advantages = masked_whiten(advantages, batch.mask) if whiten else zero_outside(batch.mask, advantages)[0]
+    return batch.with_(advantages=advantages, returns=returns)
 
 
 def value_loss(values, old_values, returns, mask, clip=None):

@@ -7,6 +7,8 @@ On the first step after collecting every ratio is 1, so the `sequence` loss is m
 while its gradient is not 0. Reductions: `sequence` is the paper's; `token` divides by all tokens (DAPO, Yu et al.
 2025); `constant` by a fixed length (Dr. GRPO, Liu et al. 2025), so that long rows do not water down their own gradient.
 
+With `supervision="process"` advantages come from a reward per reasoning step (section 4.1.3) instead of one per row.
+
 Left out against the paper: replacing the reference during training, and the reward model's replay.
 """
 
@@ -36,6 +38,8 @@ class GRPOConfig(Settings):
     """k3 is the paper's; k3_weighted has the gradient of KL(policy || ref); k1 holds nothing back, here to see it."""
     reduction: Literal["sequence", "token", "constant"] = "sequence"
     """How token losses become one number (paper: sequence)."""
+    supervision: Literal["outcome", "process"] = "outcome"
+    """One reward per row, or one per reasoning step (paper, sections 4.1.2 and 4.1.3)."""
     scale: bool = True
     """Divide advantages by the group's deviation (paper: yes; Dr. GRPO: no)."""
     epochs: Count = 1
@@ -61,10 +65,10 @@ def _groups(scores, group_size):
     return scores.view(-1, group_size, *scores.shape[1:])
 
 
-def _scaled(centred, deviation, largest, eps):
+def _scaled(centred, deviation, largest, eps, scale=True):
     """centred / (deviation + eps), but 0 where the deviation is no more than rounding noise of the largest value."""
     noise = deviation < 1e-6 * largest.clamp(min=1.0)
-    return torch.where(noise, torch.zeros_like(centred), centred / (deviation + eps))
+    return torch.where(noise, torch.zeros_like(centred), centred / (deviation + eps) if scale else centred)
 
 
 def group_advantages(scores, group_size, scale=True, eps=1e-4):
@@ -92,7 +96,7 @@ def group_advantages(scores, group_size, scale=True, eps=1e-4):
     return centred.flatten()
 
 
-def process_supervision_advantages(step_rewards, step_ends, group_size, eps=1e-4):
+def process_supervision_advantages(step_rewards, step_ends, group_size, scale=True, eps=1e-4):
     """Advantages from a reward per reasoning step: what is still to come, normalised over the group's steps.
 
         A_t = Σ_{steps j ending at or after t} (r_j − mean(R)) / (s(R) + ε),   R = all step rewards of the group
@@ -102,6 +106,7 @@ def process_supervision_advantages(step_rewards, step_ends, group_size, eps=1e-4
         step_rewards: (B, T), read only where step_ends is 1.
         step_ends: (B, T) bool, 1 at the last token of each step.
         group_size: G ≥ 2, the rows of a group contiguous.
+        scale: divide by the deviation; without it the rewards are centred only.
         eps: added to the sample deviation.
     Returns:
         (B, T); 0 after the last step's end. A group with fewer than two steps, or with equal rewards, gives 0.
@@ -113,7 +118,7 @@ def process_supervision_advantages(step_rewards, step_ends, group_size, eps=1e-4
     (rewards,) = zero_outside(ends, rewards)
     (centred,) = zero_outside(ends, rewards - masked_mean(rewards, ends, dim=1).unsqueeze(1))
     variance = centred.square().sum(1, keepdim=True) / (ends.sum(1, keepdim=True) - 1).clamp(min=1)
-    normalised = _scaled(centred, variance.sqrt(), rewards.abs().amax(1, keepdim=True), eps)
+    normalised = _scaled(centred, variance.sqrt(), rewards.abs().amax(1, keepdim=True), eps, scale)
     return normalised.view_as(step_rewards).flip(1).cumsum(1).flip(1)
 
 
@@ -194,7 +199,7 @@ def grpo_loss(
 class GRPO(Stateful):
     """One update = `epochs` passes over a batch of groups; no critic."""
 
-    learns_from_groups = True  # and from `scores`, which leave out a KL in the rewards
+    learns_from_groups = True  # and from `scores` or `step_rewards`, which leave out a KL in the rewards
 
     def __init__(self, policy, config=None):
         self.policy, self.config = policy, config or GRPOConfig()
@@ -206,19 +211,28 @@ class GRPO(Stateful):
         if batch.kl_in_reward:
             raise ValueError("the batch has a KL penalty in its rewards; GRPO has it in the loss (kl_beta)")
         anneal(self.optimizer, config.lr, progress, config.lr_decay)
-        advantages = batch.advantages  # a world with process supervision brings its own
-        if advantages is None:
-            advantages = group_advantages(batch.scores, batch.group_size, config.scale).unsqueeze(1)
-        batch = batch.with_(advantages=advantages.expand_as(batch.logprobs))
+        advantages, dead = self._advantages(batch)
+        batch = batch.with_(advantages=advantages)
 
         seen = []
         for _ in range(config.epochs):
             for part in batch.minibatches(config.minibatches, whole_rows=True):
                 losses = (self._loss(piece) for piece in part.split(config.micro_batches))
                 seen.append(descend(self.optimizer, losses, config.max_grad_norm))
-        groups = batch.scores.view(-1, batch.group_size)
-        dead = groups.amax(1) == groups.amin(1)
         return average_stats(seen) | movement(self.policy, batch) | {"dead_group_fraction": dead.float().mean()}
+
+    def _advantages(self, batch):
+        """((B, T) advantages, (groups,) bool: whether a group teaches nothing)."""
+        size, scale = batch.group_size, self.config.scale
+        if self.config.supervision == "outcome":
+            advantages = group_advantages(batch.scores, size, scale).unsqueeze(1).expand_as(batch.logprobs)
+            groups = batch.scores.view(-1, size)
+            return advantages, groups.amax(1) == groups.amin(1)
+        if batch.step_rewards is None or batch.step_ends is None:
+            raise ValueError("the batch has no step_rewards; give them to the world, or set supervision to outcome")
+        ends = batch.step_ends.bool() & batch.mask.bool()
+        advantages = process_supervision_advantages(batch.step_rewards, ends, size, scale)
+        return advantages, ~advantages.view(-1, size * advantages.shape[1]).any(1)
 
     def _loss(self, part):
         config = self.config

@@ -8,7 +8,7 @@ wants. It does not keep the ratio inside: the other actions' gradients still mov
 
 Left out against the paper: parameters shared between policy and critic (there on Atari only), and with them c₁ (a
 weight on a loss of its own would only rescale what Adam divides out). Stated choices: advantages are whitened over the
-whole batch; the norm of each gradient is limited to 0.5 (as OpenAI baselines do).
+whole batch unless `whiten` is off; the norm of each gradient is limited to 0.5 (as OpenAI baselines do).
 """
 
 from dataclasses import dataclass
@@ -43,6 +43,8 @@ class PPOConfig(Settings):
     """Discount (paper: 0.99; use 1 for text)."""
     gae_lambda: Share = 0.95
     """Lambda of GAE (PPO paper, table 3: 0.95)."""
+    whiten: bool = True
+    """Whiten advantages over the batch (Tulu 3, section 6.2: yes)."""
     critic_lr: NonNegative = 3e-4
     """Adam step size of the critic (paper, table 3: the policy's, 3e-4)."""
     critic_epochs: Count = 10
@@ -105,7 +107,7 @@ class PPO(Stateful):
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the step sizes. Returns stats."""
         config = self.config
-        batch = with_advantages(batch, config.gamma, config.gae_lambda)
+        batch = with_advantages(batch, config.gamma, config.gae_lambda, config.whiten)
 
         anneal(self.optimizer, config.lr, progress, config.lr_decay)
         seen = []

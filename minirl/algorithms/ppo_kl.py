@@ -41,6 +41,8 @@ class PPOKLConfig(Settings):
     """Discount (paper: 0.99; use 1 for text)."""
     gae_lambda: Share = 0.95
     """Lambda of GAE (PPO paper, table 3: 0.95)."""
+    whiten: bool = True
+    """Whiten advantages over the batch (Tulu 3, section 6.2: yes)."""
     critic_lr: NonNegative = 3e-4
     """Adam step size of the critic (paper, table 3: the policy's, 3e-4)."""
     critic_epochs: Count = 10
@@ -98,7 +100,7 @@ class PPOKL(Stateful):
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the step sizes. Returns stats."""
         config = self.config
-        batch = with_advantages(batch, config.gamma, config.gae_lambda)
+        batch = with_advantages(batch, config.gamma, config.gae_lambda, config.whiten)
 
         anneal(self.optimizer, config.lr, progress, config.lr_decay)
         old_policy = copy.deepcopy(self.policy).requires_grad_(False)

@@ -29,6 +29,23 @@ class SFTConfig(Settings):
     """The gradient is scaled down to this norm (GPT-3: 1.0)."""
 
 
+def likelihood_loss(logprobs, mask):
+    """Negative log-likelihood of the completion tokens, one mean over all of them.
+
+        L = −mean_mask( log π_θ(a | s) )                                InstructGPT (Ouyang et al. 2022), section 3.1
+
+    Args:
+        logprobs: (B, T) log π_θ of the tokens, nats; carries the gradient.
+        mask: (B, T), 1 on the tokens to imitate.
+    Returns:
+        (loss, stats): a scalar in nats per token, and `loss`, `count` (tokens).
+    Raises:
+        ValueError: if the shapes differ.
+    """
+    loss = -masked_mean(logprobs, mask)
+    return loss, {"loss": loss.detach(), "count": mask.bool().sum()}
+
+
 def sft_loss(logits, actions, mask):
     """Cross-entropy of the completion tokens, one mean over all of them.
 
@@ -45,13 +62,9 @@ def sft_loss(logits, actions, mask):
         ValueError: if the shapes do not fit.
     """
     check_same_shape(actions=actions, mask=mask)
-    loss = -masked_mean(token_logprobs(logits, actions), mask)
+    loss, stats = likelihood_loss(token_logprobs(logits, actions), mask)
     hits = (logits.argmax(-1) == actions).to(logits.dtype)
-    return loss, {
-        "loss": loss.detach(),
-        "token_accuracy": masked_mean(hits, mask),
-        "count": mask.bool().sum(),
-    }
+    return loss, {"loss": stats["loss"], "token_accuracy": masked_mean(hits, mask), "count": stats["count"]}
 
 
 class SFT(Stateful):

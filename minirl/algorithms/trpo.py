@@ -46,6 +46,8 @@ class TRPOConfig(Settings):
     """Discount (paper: 0.99; use 1 for text)."""
     gae_lambda: Share = 0.95
     """Lambda of GAE (PPO paper, table 3: 0.95)."""
+    whiten: bool = True
+    """Whiten advantages over the batch (Tulu 3, section 6.2: yes)."""
     critic_lr: NonNegative = 1e-3
     """Adam step size of the critic (OpenAI baselines: 1e-3)."""
     critic_epochs: Count = 10
@@ -226,7 +228,7 @@ class TRPO(Stateful):
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the schedules. Returns stats."""
         config = self.config
-        batch = with_advantages(batch, config.gamma, config.gae_lambda)
+        batch = with_advantages(batch, config.gamma, config.gae_lambda, config.whiten)
 
         units = batch if batch.rows_are_sequences else batch.steps()  # so that a share of the rows is one of the steps
         delta = config.delta * (1 - progress) if config.delta_decay else config.delta

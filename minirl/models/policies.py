@@ -5,7 +5,7 @@ KL divergence, whether an action is a token or a torque. `critic(obs)` gives V(s
 a shared trunk every step of the critic would also move the policy, outside any trust region.
 """
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -49,10 +49,12 @@ class TokenPolicy(nn.Module):
         gpt: models.gpt.GPT, used as it is (not copied).
         temperature: sampling and training both use it, so ratios cannot drift apart.
         allowed: (V,) bool, ids that may be produced; None allows all. Padding belongs among the forbidden ones.
+        keep_dropout: True leaves dropout in the distribution, where the GPT has some: the mistake, to look at.
     """
 
-    def __init__(self, gpt, temperature=1.0, allowed=None):
+    def __init__(self, gpt, temperature=1.0, allowed=None, keep_dropout=False):
         super().__init__()
+        self.keep_dropout = keep_dropout
         if temperature <= 0:
             raise ValueError(f"temperature is {temperature}; a policy needs a positive one (greedy is `mode`)")
         self.gpt, self.temperature = gpt, temperature
@@ -72,7 +74,7 @@ class TokenPolicy(nn.Module):
 
     def forward(self, obs):
         """(B, T) ids -> Categorical over the next token at each of the B·T positions."""
-        with without_dropout(self):
+        with nullcontext() if self.keep_dropout else without_dropout(self):
             return Categorical(logits=self.logits(obs), validate_args=False)
 
     def mode(self, obs):

@@ -8,9 +8,10 @@ import re
 
 import torch
 
-from minirl.worlds.verifiers import answer_reward
+from minirl.worlds.verifiers import TAGS, answer_reward, format_reward
 
 MAX_PROBLEMS = 10_000_000  # all problems are listed once, to split them
+_SUM = re.compile(r"[0-9]{1,80}(?:\+[0-9]{1,80})+(?==$)")  # what a prompt asks for, at its end
 
 
 def prompt_of(numbers):
@@ -74,6 +75,14 @@ class Arithmetic:
             trainable[self._same_ending(index)] = False
         self._training = trainable.nonzero().squeeze(1)  # problem numbers; see `_numbers`
 
+    def __len__(self):
+        return len(self._training)
+
+    @property
+    def alphabet(self):
+        """The pieces that the task's texts are made of, in either format; see `rewards.off_vocabulary_rate`."""
+        return frozenset("0123456789+=,") | frozenset(TAGS)
+
     @property
     def max_new_tokens(self):
         """Tokens of the longest right completion and its end token, where a tag and any other character are one token.
@@ -93,6 +102,15 @@ class Arithmetic:
         """
         return self._asked(self._draw(n, generator))
 
+    def ask(self, indices):
+        """The training problems at `indices` (ints from 0 to len(task) − 1), for whole epochs; returned as by `sample`.
+
+        Raises:
+            IndexError: if there is no such problem.
+        """
+        chosen = torch.as_tensor(indices, dtype=torch.long, device="cpu")
+        return self._asked([self._numbers(index) for index in self._training[chosen].tolist()])
+
     def held_out(self, n=None):
         """The first n (None: all) held-out problems, always in the same order; returned as by `sample`."""
         if n is not None and not 0 <= n <= len(self._held_out):
@@ -108,7 +126,8 @@ class Arithmetic:
         problems = self._draw(n, generator)
         return [prompt_of(numbers) for numbers in problems], [self._completion(numbers) for numbers in problems]
 
-    def pretraining_texts(self, n, generator, thinking=None, forgetful=0.6, wrong=0.2, wrong_thinking=0.5):
+    def pretraining_texts(self, n, generator, thinking=None, forgetful=0.6, wrong=0.2, wrong_thinking=0.5,
+                          random_answers=0.0):
         """n documents about training problems, many of them wrong: what a model may have read before it is trained.
 
         A model that has seen right answers and wrong ones samples both, which is what reinforcement learning needs: a
@@ -121,13 +140,16 @@ class Arithmetic:
             forgetful: share of the direct answers that forget every carry (right where there is none).
             wrong: share of the direct answers in which one random digit of the sum is another one.
             wrong_thinking: share of the thinking documents that are wrong so, in the last step and in the answer.
+            random_answers: share of the direct answers that are any number a sum can be, all alike: who answers without
+                thinking learns nothing there (for a base model that R1-Zero's training can teach to think).
         Returns:
             List of (prompt, completion).
         Raises:
-            ValueError: if forgetful and wrong are more than all.
+            ValueError: if forgetful, wrong and random_answers are more than all.
         """
-        if forgetful + wrong > 1:
-            raise ValueError(f"forgetful={forgetful} and wrong={wrong} are shares of the answers; together at most 1")
+        if wrong + forgetful + random_answers > 1:
+            raise ValueError(f"forgetful={forgetful}, wrong={wrong} and random_answers={random_answers} are shares of "
+                             "the answers; together at most 1")
         if thinking is None:
             thinking = float(self.format == "think")
         texts = []
@@ -139,12 +161,31 @@ class Arithmetic:
                 answer = _other_digit(sum(numbers), generator)
             elif format == "direct" and errs < wrong + forgetful:
                 answer = without_carries(numbers)
+            elif format == "direct" and errs < wrong + forgetful + random_answers:
+                answer = int(torch.randint(self.terms * self.largest + 1, (), generator=generator))
             texts.append((prompt_of(numbers), self._completion(numbers, format, answer)))
         return texts
 
     def reward(self, prompts, completions, gold, **columns):
         """1.0 where the completion's answer is the right sum, else 0.0; see `verifiers.answer_reward`."""
         return [answer_reward(completion, right) for completion, right in zip(completions, gold, strict=True)]
+
+    def step_rewards(self, prompts, completions, gold, **columns):
+        """Rewards of the reasoning steps of thinking completions, for process supervision.
+
+        The steps are the additions of the thought, separated by commas, and the answer. An addition is right if it is
+        the first one of the right way that is still missing: for 3+4+2= first `3+4=7`, then `7+2=9`. So an error may be
+        corrected, and saying a right step again earns nothing. What is not in the format of `verifiers.format_reward`
+        is one step, as right as its answer.
+
+        Args:
+            prompts, completions: lists of strings of equal length.
+            gold: the right answers.
+        Returns:
+            For each completion a list of (end, reward): end counts the completion's characters up to the end of the
+            step, its comma or closing tag included; reward is 1.0 or 0.0. Ends increase strictly.
+        """
+        return [_steps(*row) for row in zip(prompts, completions, gold, strict=True)]
 
     def _completion(self, numbers, format=None, answer=None):
         """The completion in `format` (default: the task's) with `answer` (default: the right one)."""
@@ -172,6 +213,22 @@ class Arithmetic:
         first, rest = divmod(index, place)
         period = 10 ** len(str(first))
         return torch.arange(first, self.largest + 1, period) * place + rest
+
+
+def _steps(prompt, completion, gold):
+    """[(end, reward), ...] of one completion; see Arithmetic.step_rewards."""
+    asked, right = _SUM.search(prompt), answer_reward(completion, gold)
+    if asked is None or not format_reward(completion):
+        return [(len(completion), right)]
+    missing = worked_out([int(number) for number in asked[0].split("+")]).split(",")
+    end, steps = completion.index("<think>") + len("<think>"), []
+    for step in completion[end : completion.index("</think>")].split(","):
+        good = missing[:1] == ["".join(step.split())]
+        end += len(step) + 1
+        steps.append((end, float(good)))
+        missing = missing[good:]
+    steps[-1] = (end + len("</think>") - 1, steps[-1][1])  # it ends in a tag, not in a comma
+    return [*steps, (completion.index("</answer>") + len("</answer>"), right)]
 
 
 def _other_digit(number, generator):

@@ -10,7 +10,8 @@ import torch
 
 from minirl.functional.masked import check_same_shape
 
-_PER_STEP = ("logprobs", "rewards", "terminated", "truncated", "mask", "values", "next_values", "ref_logprobs")
+_PER_STEP = ("logprobs", "rewards", "terminated", "truncated", "mask", "values", "next_values", "ref_logprobs",
+             "step_rewards", "step_ends")
 _BY_ALGORITHM = ("advantages", "returns")
 
 
@@ -33,6 +34,8 @@ class Batch:
     values: torch.Tensor | None = None        # (B, T) V(s_t)
     next_values: torch.Tensor | None = None   # (B, T) V of the state that really followed
     ref_logprobs: torch.Tensor | None = None  # (B, T) nats, under the frozen reference
+    step_rewards: torch.Tensor | None = None  # (B, T) reward of the reasoning step that ends here; read where one does
+    step_ends: torch.Tensor | None = None     # (B, T) bool, the last token of each reasoning step
     advantages: torch.Tensor | None = None    # (B, T) filled in by the algorithm
     returns: torch.Tensor | None = None       # (B, T) filled in by the algorithm: the critic's targets
     rows_are_sequences: bool = False          # text: True
@@ -124,14 +127,19 @@ class Pairs:
 
     chosen: Completions
     rejected: Completions
+    margin: torch.Tensor | None = None  # (B,) by how much the chosen one should lead, in units of the reward model
 
     def __post_init__(self):
         if len(self.chosen) != len(self.rejected):
             raise ValueError(f"chosen has {len(self.chosen)} rows, but rejected has {len(self.rejected)}")
+        if self.margin is not None and tuple(self.margin.shape) != (len(self.chosen),):
+            raise ValueError(f"margin has shape {tuple(self.margin.shape)}, but there are {len(self.chosen)} pairs; it "
+                             "must be one number a pair")
 
     def __len__(self):
         return len(self.chosen)
 
     def rows(self, index):
         """The pairs at `index` (a slice or a 1-d tensor) as Pairs."""
-        return Pairs(self.chosen.rows(index), self.rejected.rows(index))
+        margin = None if self.margin is None else self.margin[index]
+        return Pairs(self.chosen.rows(index), self.rejected.rows(index), margin)

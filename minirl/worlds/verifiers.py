@@ -63,7 +63,7 @@ def format_reward(completion):
     Returns:
         0.0 or 1.0.
     """
-    text = _without_end_marks(completion)
+    text = without_end_marks(completion)
     if any(text.count(tag) != 1 for tag in TAGS):
         return 0.0
     thought, _, rest = text.partition("</think>")
@@ -96,7 +96,7 @@ def expression_reward(completion, numbers, target):
         return 0.0
 
 
-def _without_end_marks(text):
+def without_end_marks(text):
     """`text` without blanks around it and without end-of-text marks and blanks behind it."""
     end, previous = len(text), None
     while end != previous:
@@ -108,7 +108,7 @@ def _without_end_marks(text):
 
 
 def _answer_text(completion):
-    text = _without_end_marks(completion)
+    text = without_end_marks(completion)
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     return text if start < 0 else text[start + len("<answer>") : end].strip()

@@ -93,6 +93,14 @@ def test_process_supervision_by_hand():
     close(process_supervision_advantages(rewards, ends, 2), found * math.sqrt(2) / (math.sqrt(2) + 1e-4))
 
 
+def test_process_supervision_without_scale_is_centred_only():
+    # the same rewards: 0, −1 | −1, 2
+    rewards, ends = tensor([[0, 1, 0, 0, 0], [0, 0, 0, 3, 0]]), torch.tensor([[0, 1, 0, 1, 0], [1, 0, 0, 1, 0]])
+    found = process_supervision_advantages(rewards, ends, 2, scale=False)
+    close(found, [[-1, -1, -1, -1, 0], [1, 2, 2, 2, 0]])
+    assert not process_supervision_advantages(torch.full((2, 3), 0.7), torch.ones(2, 3), 2, scale=False).any()
+
+
 def test_process_supervision_keeps_groups_apart_and_survives_few_steps():
     rewards, ends = tensor([[1], [3], [5], [7], [9], [0]]), torch.tensor([[1], [1], [1], [0], [0], [0]])
     a = math.sqrt(0.5)
@@ -381,14 +389,71 @@ def test_scale_of_the_config_is_used(make_text):
     assert norms[0] > 10 * norms[1] > 0
 
 
-def test_advantages_that_the_batch_brings_are_used(make_text):
+def with_steps(batch, reward):
+    """The batch with a step ending at each of its tokens, and one on its padding, which does not count."""
+    return batch.with_(step_rewards=torch.where(batch.mask, reward, 1e9), step_ends=torch.ones_like(batch.mask))
+
+
+@pytest.mark.parametrize("scale", [True, False])
+def test_process_supervision_takes_its_advantages_from_the_steps(scale, make_text):
+    found = []
+    for _ in range(2):
+        world, policy, _ = make_text()
+        batch = world.collect(policy)
+        config = GRPOConfig(supervision="process", scale=scale, kl_beta=0.0, reduction="token", lr=0.01, clip=9.0)
+        if not found:
+            reward = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(0)).double()
+            stats = GRPO(policy, config).update(with_steps(batch, reward))
+            found.append([p.detach().clone() for p in policy.parameters()])
+            continue
+        advantages = torch.zeros_like(reward)  # by hand: a loop over groups, rows and steps
+        for group in range(0, 8, 2):
+            steps = [reward[b, t] for b in (group, group + 1) for t in range(reward.shape[1]) if batch.mask[b, t]]
+            mean, deviation = torch.stack(steps).mean(), torch.stack(steps).std() + 1e-4
+            for b in (group, group + 1):
+                for t in range(reward.shape[1]):
+                    rest = [(reward[b, u] - mean) / (deviation if scale else 1)
+                            for u in range(t, reward.shape[1]) if batch.mask[b, u]]
+                    advantages[b, t] = sum(rest)
+        loss = -((policy(batch.obs).log_prob(batch.actions) - batch.logprobs).exp() * advantages)[batch.mask].mean()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        torch.optim.Adam(policy.parameters(), lr=0.01, eps=1e-5).step()
+        for ours, reference in zip(found[0], policy.parameters(), strict=True):
+            close(ours, reference.detach(), 1e-8)
+        close(stats["policy_loss"], loss.detach(), 1e-9)
+        close(stats["grad_norm"], norm, 1e-8)
+
+
+def test_process_supervision_does_not_look_at_scores(make_text):
+    world, policy, _ = make_text(reference=False)
+    batch = world.collect(policy)
+    algorithm = GRPO(policy, GRPOConfig(supervision="process", kl_beta=0.0))
+    before = [p.clone() for p in policy.parameters()]
+    stats = algorithm.update(with_steps(batch, torch.full(batch.mask.shape, 0.7, dtype=torch.float64)))
+    assert batch.scores.view(4, 2).std(1).any() and stats["dead_group_fraction"] == 1 and stats["grad_norm"] == 0
+    assert all(torch.equal(p, q) for p, q in zip(before, policy.parameters(), strict=True))
+    rewards = torch.zeros(batch.mask.shape, dtype=torch.float64)
+    rewards[2:4] = torch.arange(rewards.shape[1])  # only in the second group do steps differ
+    stats = algorithm.update(with_steps(batch.with_(scores=torch.ones_like(batch.scores)), rewards))
+    assert stats["dead_group_fraction"] == 0.75 and stats["grad_norm"] > 0
+
+
+def test_process_supervision_needs_steps(make_text):
+    world, policy, _ = make_text()
+    batch, algorithm = world.collect(policy), GRPO(policy, GRPOConfig(supervision="process"))
+    for given in (dict(), dict(step_rewards=batch.rewards), dict(step_ends=batch.mask)):
+        with pytest.raises(ValueError, match="no step_rewards; give them to the world, or set supervision to outcome"):
+            algorithm.update(batch.with_(**given))
+    with pytest.raises(ValueError, match="group_size is 1 with 8 rows"):
+        algorithm.update(with_steps(batch, batch.rewards).with_(group_size=1))
+
+
+def test_advantages_in_the_batch_are_made_anew(make_text):
     world, policy, _ = make_text()
     batch = world.collect(policy)
-    algorithm = GRPO(policy, GRPOConfig(kl_beta=0.0))
-    stats = algorithm.update(batch.with_(advantages=torch.zeros_like(batch.rewards)))
-    assert stats["grad_norm"] == 0
-    stats = algorithm.update(batch.with_(advantages=torch.ones_like(batch.rewards)))
-    assert stats["grad_norm"] > 0 and abs(stats["policy_loss"] + 1) < 1e-9
+    stats = GRPO(policy, GRPOConfig(kl_beta=0.0)).update(batch.with_(advantages=torch.zeros_like(batch.rewards)))
+    assert stats["grad_norm"] > 0
 
 
 def test_it_refuses_a_kl_inside_the_reward_and_a_missing_reference(make_text):

@@ -5,20 +5,26 @@ import copy
 import pytest
 import torch
 
+from minirl.algorithms.dpo import DPO, DPOConfig
 from minirl.algorithms.grpo import GRPO, GRPOConfig
 from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, movement, trainable
+from minirl.algorithms.orpo import ORPO, ORPOConfig
 from minirl.algorithms.ppo import PPO, PPOConfig
 from minirl.algorithms.ppo_kl import PPOKL, PPOKLConfig
 from minirl.algorithms.reinforce import REINFORCE, REINFORCEConfig
+from minirl.algorithms.rejection_sampling import RejectionSampling, RejectionSamplingConfig
+from minirl.algorithms.reward_model import RewardModel, RewardModelConfig
 from minirl.algorithms.sft import SFT
 from minirl.algorithms.trpo import TRPO, TRPOConfig
 from minirl.functional.masked import masked_mean
+from minirl.worlds.batch import Pairs
 from minirl.worlds.text import pack_completions
 
 EMA = REINFORCEConfig(baseline="ema", lr=0.01)
 FEW = dict(critic_epochs=1, critic_minibatches=2)
 LEARNED = REINFORCEConfig(baseline="learned", **FEW)
 SMALL_PPO = PPOConfig(epochs=2, minibatches=2, value_clip=0.2, target_kl=9.0, **FEW)
+SMALL_REJECTION = RejectionSamplingConfig(epochs=2, minibatches=2)
 SMALL_TRPO = TRPOConfig(fisher_fraction=0.5, **FEW)
 ALGORITHMS = {
     "reinforce-ema": lambda policy, critic: REINFORCE(policy, critic, EMA),
@@ -28,12 +34,23 @@ ALGORITHMS = {
     "ppo": lambda policy, critic: PPO(policy, critic, SMALL_PPO),
     "ppo-kl": lambda policy, critic: PPOKL(policy, critic, PPOKLConfig(epochs=2, minibatches=2, **FEW)),
     "grpo": lambda policy, critic: GRPO(policy, GRPOConfig(epochs=2, minibatches=2, micro_batches=2, kl_beta=0.0)),
+    "rejection-sampling": lambda policy, critic: RejectionSampling(policy, SMALL_REJECTION),
 }
 ON_TEXT = {
     **ALGORITHMS,
     "reinforce-loo": lambda policy, critic: REINFORCE(policy, None, REINFORCEConfig("leave-one-out")),
     "grpo-kl": lambda policy, critic: GRPO(policy, GRPOConfig(kl_beta=0.1, kl_estimator="k3_weighted")),
 }
+SMOOTHED = DPOConfig(dpo_beta=0.5, label_smoothing=0.1)
+FROM_RECORDS = {  # what learns from Completions or Pairs: (policy, reference, critic) -> algorithm
+    "sft": lambda policy, reference, critic: SFT(policy),
+    "reward-model": lambda policy, reference, critic: RewardModel(critic, RewardModelConfig(centering=0.1)),
+    "dpo": lambda policy, reference, critic: DPO(policy, reference, SMOOTHED),
+    "dpo-free": lambda policy, reference, critic: DPO(policy, None, DPOConfig(reference_free=True)),
+    "orpo": lambda policy, reference, critic: ORPO(policy, ORPOConfig(orpo_lambda=0.5)),
+    "orpo-all": lambda policy, reference, critic: ORPO(policy, ORPOConfig(likelihood_scope="all")),
+}
+from_records = pytest.mark.parametrize("name", FROM_RECORDS)
 on_text = pytest.mark.parametrize("make", ON_TEXT.values(), ids=ON_TEXT)
 on_control = pytest.mark.parametrize("make", ALGORITHMS.values(), ids=ALGORITHMS)
 
@@ -43,8 +60,8 @@ def tensor(values):
 
 
 def parameters_of(algorithm):
-    critic = getattr(algorithm, "critic", None)
-    modules = [algorithm.policy] + ([critic] if critic is not None else [])
+    modules = [getattr(algorithm, name, None) for name in ("policy", "critic")]
+    modules = [module for module in modules if module is not None]
     return torch.cat([p.detach().flatten() for module in modules for p in module.parameters()])
 
 
@@ -179,14 +196,51 @@ def test_updates_on_control_and_then_under_a_foreign_default_device(make, make_c
     check(algorithm, before, algorithm.update(batch, progress=0.5))
 
 
-def test_sft_works_under_a_foreign_default_device(make_text, letters, request):
-    _, policy, _ = make_text(torch.float32)
-    algorithm = SFT(policy)
+def make_from_records(name, make_text, letters, dtype=torch.float32, device="cpu", **options):
+    """(algorithm, records): five rows of different lengths, the prompts' too."""
+    world, policy, critic = make_text(dtype, device=device, **options)
+    prompts, answers = ["a", "bc", "def", "gh", "c"], (["ab", "c", "", "defga", "a"], ["h", "fedc", "bb", "", "abc"])
+    chosen, rejected = (pack_completions(letters, prompts, side, device) for side in answers)
+    records = chosen if name == "sft" else Pairs(chosen, rejected)
+    return FROM_RECORDS[name](policy, world.reference, critic), records
+
+
+@from_records
+def test_learns_from_records_and_then_under_a_foreign_default_device(name, make_text, letters, request):
+    algorithm, records = make_from_records(name, make_text, letters)
     for fixture in ("make_text", "foreign_default_device"):
         request.getfixturevalue(fixture)
-        records = pack_completions(letters, ["a", "bc"], ["ab", "c"])
+        before = parameters_of(algorithm)
         stats = descend(algorithm.optimizer, [algorithm.loss(records)], 1.0)
-        assert stats["loss"].device.type == "cpu" and stats["loss"].isfinite()
+        assert not torch.equal(before, parameters_of(algorithm))
+        assert all(value.device.type == "cpu" and value.isfinite() and value.dim() == 0 for value in stats.values())
+
+
+@from_records
+def test_a_step_from_records_is_the_same_however_they_are_split(name, make_text, letters):
+    found = []
+    for parts in (1, 2, 5):
+        algorithm, records = make_from_records(name, make_text, letters, torch.float64)
+        pieces = torch.arange(5).tensor_split(parts)
+        stats = descend(algorithm.optimizer, (algorithm.loss(records.rows(piece)) for piece in pieces), 0.5)
+        found.append((parameters_of(algorithm), stats))
+    for parameters, stats in found[1:]:
+        torch.testing.assert_close(parameters, found[0][0], rtol=0, atol=1e-9)
+        for key, value in stats.items():
+            torch.testing.assert_close(value, found[0][1][key], rtol=0, atol=1e-9, msg=key)
+    assert found[0][1]["count"] == (int(records.mask.sum()) if name == "sft" else 5)
+
+
+@from_records
+def test_what_learns_from_records_goes_on_the_same_when_loaded(name, make_text, letters):
+    algorithm, records = make_from_records(name, make_text, letters)
+    descend(algorithm.optimizer, [algorithm.loss(records)])
+    state = copy.deepcopy(algorithm.state_dict())
+    other, _ = make_from_records(name, make_text, letters, seed=7)
+    other.load_state_dict(state)
+    for one in (algorithm, other):
+        descend(one.optimizer, [one.loss(records)])
+    assert torch.equal(parameters_of(algorithm), parameters_of(other))
 
 
 @pytest.mark.cuda
@@ -208,13 +262,13 @@ def test_updates_on_control_on_cuda(make, make_control):
 
 
 @pytest.mark.cuda
-def test_sft_on_cuda(make_text, letters):
-    _, policy, _ = make_text(torch.float32, device="cuda")
-    algorithm = SFT(policy)
-    records = pack_completions(letters, ["a", "bc"], ["ab", "c"], device="cuda")
+@from_records
+def test_learns_from_records_on_cuda(name, make_text, letters):
+    algorithm, records = make_from_records(name, make_text, letters, device="cuda")
     before = parameters_of(algorithm)
     stats = descend(algorithm.optimizer, [algorithm.loss(records)], 1.0)
-    assert stats["loss"].is_cuda and not torch.equal(before, parameters_of(algorithm))
+    assert all(value.is_cuda and value.isfinite() for value in stats.values())
+    assert not torch.equal(before, parameters_of(algorithm))
 
 
 @on_text

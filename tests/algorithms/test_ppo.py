@@ -6,12 +6,17 @@ import pytest
 import torch
 from torch.distributions import Categorical, kl_divergence
 
+from minirl.algorithms.critic import with_advantages
 from minirl.algorithms.ppo import PPO, PPOConfig, clipped_surrogate, clipped_surrogate_loss, ratio_stats, value_loss
+from minirl.algorithms.ppo_kl import PPOKL, PPOKLConfig
 from minirl.algorithms.reinforce import policy_gradient_loss
+from minirl.algorithms.trpo import TRPO, TRPOConfig
 from minirl.functional.returns import explained_variance, gae
 from minirl.models.policies import GaussianPolicy
 
 NAN, INF = float("nan"), float("inf")
+FEW = dict(critic_epochs=1, critic_minibatches=1)
+ONCE = dict(epochs=1, minibatches=1, **FEW)
 
 
 def tensor(values):
@@ -241,6 +246,34 @@ def test_one_update_is_one_step_of_each_optimizer(make_control):
     close(stats["grad_norm"], policy_norm, 1e-10)
     assert stats["explained_variance"] == explained_variance(batch.values, returns, mask)
     assert stats["count"] == mask.sum() and 0 < stats["kl_old_new"] < 1
+
+
+def test_without_whitening_advantages_stay_in_units_of_reward(make_control):
+    batch, _, _ = make_control(episodes=True)
+    raw, returns = gae(
+        batch.rewards, batch.values, batch.next_values, batch.terminated, batch.truncated, 0.9, 0.8
+    )
+    plain, white = (with_advantages(batch, 0.9, 0.8, whiten=whiten) for whiten in (False, True))
+    close(plain.advantages, torch.where(batch.mask, raw, 0))
+    close(white.advantages, torch.where(batch.mask, targets(batch, 0.9, 0.8)[0], 0), 1e-9)
+    assert plain.returns.equal(returns) and white.returns.equal(returns)
+    assert with_advantages(batch, 0.9, 0.8).advantages.equal(white.advantages)
+    assert raw[~batch.mask].any()
+
+
+@pytest.mark.parametrize("make", [
+    lambda policy, critic, whiten: PPO(policy, critic, PPOConfig(**ONCE, lr=0.0, whiten=whiten)),
+    lambda policy, critic, whiten: PPOKL(policy, critic, PPOKLConfig(**ONCE, lr=0.0, whiten=whiten)),
+    lambda policy, critic, whiten: TRPO(policy, critic, TRPOConfig(**FEW, whiten=whiten)),
+])  # fmt: skip
+def test_all_three_leave_advantages_alone_if_told_so(make, make_control):
+    # at the policy that sampled, the loss is minus the mean advantage: 0 if whitened
+    for whiten in (True, False):
+        batch, policy, critic = make_control(episodes=True)
+        raw = with_advantages(batch, 0.99, 0.95, whiten=False).advantages[batch.mask].mean()
+        stats = make(policy, critic, whiten).update(batch)
+        close(stats["policy_loss"], torch.zeros_like(raw) if whiten else -raw, 1e-9)
+        assert abs(raw) > 0.05
 
 
 def steps_of(optimizer):

@@ -6,15 +6,23 @@ from typing import Literal
 
 import pytest
 
+from minirl.algorithms.dpo import DPOConfig
 from minirl.algorithms.grpo import GRPOConfig
+from minirl.algorithms.orpo import ORPOConfig
 from minirl.algorithms.ppo import PPOConfig
 from minirl.algorithms.ppo_kl import PPOKLConfig
 from minirl.algorithms.reinforce import REINFORCEConfig
+from minirl.algorithms.rejection_sampling import RejectionSamplingConfig
+from minirl.algorithms.reward_model import RewardModelConfig
 from minirl.algorithms.settings import Count, Positive, Seed, Settings, Share, ShareBelowOne, Whole
 from minirl.algorithms.sft import SFTConfig
 from minirl.algorithms.trpo import TRPOConfig
 
-CONFIGS = [SFTConfig, REINFORCEConfig, TRPOConfig, PPOConfig, PPOKLConfig, GRPOConfig]
+CONFIGS = [
+    SFTConfig, REINFORCEConfig, TRPOConfig, PPOConfig, PPOKLConfig, GRPOConfig, RejectionSamplingConfig,
+    RewardModelConfig, DPOConfig, ORPOConfig,
+]  # fmt: skip
+ANY_NUMBER = {"min_score"}  # the walker's returns may be negative
 
 
 @dataclass(frozen=True)
@@ -65,10 +73,10 @@ def test_tuples_are_checked_item_by_item_and_choices_by_name():
 
 @pytest.mark.parametrize("config", CONFIGS)
 def test_every_number_of_every_algorithm_has_a_range(config):
-    """-1 and nan mean nothing in any of them."""
+    """-1 and nan mean nothing in any of them, but for a score."""
     numbers = [f.name for f in fields(config) if f.type not in (bool, "bool") and not isinstance(f.default, str)]
     assert "lr" in numbers or "delta" in numbers
     for name in numbers:
-        for value in (-1, math.nan):
+        for value in (math.nan,) if name in ANY_NUMBER else (-1, math.nan):
             with pytest.raises(ValueError, match=f"^{name} is {value}; "):
                 config(**{name: value})

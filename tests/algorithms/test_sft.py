@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from minirl.algorithms.sft import SFT, SFTConfig, sft_loss
+from minirl.algorithms.sft import SFT, SFTConfig, likelihood_loss, sft_loss
 from minirl.models.policies import TokenPolicy
 from minirl.training import fit
 from minirl.worlds.text import pack_completions, pack_rows
@@ -40,6 +40,20 @@ def test_loss_and_gradient_agree_with_torchs_cross_entropy():
     torch.testing.assert_close(loss, reference, rtol=0, atol=1e-14)
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-14)
     assert stats["count"] == 7 and not stats["loss"].requires_grad and stats["loss"] == loss
+
+
+def test_the_likelihood_alone_is_one_mean_over_all_tokens():
+    # rows of token losses 1, 3 and six times 0.5: (1 + 3 + 3) / 8 = 0.875; a mean of row means would be 1.25
+    logprobs = torch.full((2, 6), -0.5, dtype=torch.float64)
+    logprobs[0] = torch.tensor([-1.0, -3.0, *[float("nan")] * 4])
+    logprobs.requires_grad_()
+    mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1] * 6])
+    loss, stats = likelihood_loss(logprobs, mask)
+    loss.backward()
+    assert loss == 0.875 and stats["loss"] == 0.875 and stats["count"] == 8 and not stats["loss"].requires_grad
+    assert torch.equal(logprobs.grad, -mask.double() / 8)
+    with pytest.raises(ValueError, match="mask"):
+        likelihood_loss(logprobs, mask[:1])
 
 
 def test_accuracy_counts_targets_only():

@@ -1,5 +1,7 @@
 """The Arithmetic task: right answers are right, held-out problems stay out, and the seed decides everything."""
 
+import hashlib
+import random
 import re
 
 import pytest
@@ -7,7 +9,8 @@ import torch
 
 from minirl.models.tokenizer import default_tokenizer
 from minirl.worlds.arithmetic import Arithmetic, prompt_of, thinking_answer, without_carries, worked_out
-from minirl.worlds.verifiers import format_reward
+from minirl.worlds.rewards import off_vocabulary_rate
+from minirl.worlds.verifiers import TAGS, answer_reward, format_reward
 
 
 def seeded(seed):
@@ -114,6 +117,108 @@ def test_the_global_generator_is_left_alone():
     assert torch.equal(torch.get_rng_state(), before)
 
 
+def test_an_epoch_asks_every_training_problem_once():
+    task = Arithmetic(terms=2, largest=9, held_out=30)
+    prompts, columns = task.ask(range(len(task)))
+    assert columns == {"gold": [sum_of(prompt) for prompt in prompts]}
+    drawn = set(task.sample(5000, seeded(0))[0])
+    assert len(prompts) == len(task) == len(set(prompts)) and set(prompts) == drawn
+    picked = task.ask(torch.tensor([3, 0, 3]))
+    assert picked[0] == [prompts[3], prompts[0], prompts[3]] and picked == task.ask([3, 0, 3])
+    assert task.ask([]) == ([], {"gold": []})
+    with pytest.raises(IndexError):
+        task.ask([len(task)])
+
+
+@pytest.mark.parametrize("format", ["direct", "think"])
+def test_the_alphabet_is_what_the_texts_are_made_of(format):
+    task = Arithmetic(terms=3, largest=99, format=format)
+    texts = [prompt + completion for prompt, completion in task.pretraining_texts(500, seeded(0), thinking=0.5)]
+    pieces = {piece for text in texts for piece in re.findall("<[^>]*>|.", text)}
+    assert pieces == task.alphabet == {*"0123456789+=,", *TAGS}
+    assert all(off_vocabulary_rate(text, task.alphabet) == 0.0 for text in texts)
+    assert off_vocabulary_rate("<think>3 + 4 is 7</think><think >", task.alphabet) == 9 / 15
+
+
+# --- steps
+
+STEPS = [  # for 3+4+2=: completion, the pieces that it falls into with their rewards, what is left
+    ("<think>3+4=7,7+2=9</think><answer>9</answer>",
+     [("<think>3+4=7,", 1), ("7+2=9</think>", 1), ("<answer>9</answer>", 1)], ""),
+    ("<think>3+4=8,8+2=10</think><answer>10</answer>",
+     [("<think>3+4=8,", 0), ("8+2=10</think>", 0), ("<answer>10</answer>", 0)], ""),
+    ("<think>3+4=7,7+2=8</think><answer>9</answer>",
+     [("<think>3+4=7,", 1), ("7+2=8</think>", 0), ("<answer>9</answer>", 1)], ""),
+    ("<think>3+4=8,3+4=7,7+2=9</think><answer>9</answer>",  # corrected
+     [("<think>3+4=8,", 0), ("3+4=7,", 1), ("7+2=9</think>", 1), ("<answer>9</answer>", 1)], ""),
+    ("<think>3+4=7,3+4=7,7+2=9,7+2=9</think><answer>9</answer>",  # repeated
+     [("<think>3+4=7,", 1), ("3+4=7,", 0), ("7+2=9,", 1), ("7+2=9</think>", 0), ("<answer>9</answer>", 1)], ""),
+    ("<think>7+2=9</think><answer>9</answer>", [("<think>7+2=9</think>", 0), ("<answer>9</answer>", 1)], ""),
+    ("<think>4+3=7,7+2=9</think><answer>9</answer>",
+     [("<think>4+3=7,", 0), ("7+2=9</think>", 0), ("<answer>9</answer>", 1)], ""),
+    ("<think></think><answer>9</answer>", [("<think></think>", 0), ("<answer>9</answer>", 1)], ""),
+    ("<think>,</think><answer>8</answer>", [("<think>,", 0), ("</think>", 0), ("<answer>8</answer>", 0)], ""),
+    (" <think>\n3 + 4 = 7 ,\n7+2=9\n</think>\n<answer> 9 </answer>\n<|endoftext|>",
+     [(" <think>\n3 + 4 = 7 ,", 1), ("\n7+2=9\n</think>", 1), ("\n<answer> 9 </answer>", 1)], "\n<|endoftext|>"),
+    ("9", [("9", 1)], ""), ("8", [("8", 0)], ""), ("", [("", 0)], ""),
+    ("<answer>9</answer>", [("<answer>9</answer>", 1)], ""),
+    ("<think>3+4=7,7+2=9<answer>9</answer>", [("<think>3+4=7,7+2=9<answer>9</answer>", 1)], ""),
+    ("<think>3+4=7,7+2=9</think>", [("<think>3+4=7,7+2=9</think>", 0)], ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("completion", "pieces", "rest"), STEPS, ids=[row[0][:60] for row in STEPS])
+def test_steps_by_hand(completion, pieces, rest):
+    assert "".join(piece for piece, _ in pieces) + rest == completion, "the test itself is wrong"
+    ends, end = [], 0
+    for piece, reward in pieces:
+        end += len(piece)
+        ends.append((end, float(reward)))
+    assert Arithmetic(3, 9, "think").step_rewards(["3+4+2="], [completion], gold=[9], source=["book"]) == [ends]
+
+
+@pytest.mark.parametrize(("terms", "largest"), [(2, 99), (4, 9)])
+def test_every_step_of_a_demonstration_is_right_and_only_the_last_of_a_wrong_one_is_not(terms, largest):
+    task = Arithmetic(terms, largest, "think")
+    prompts, completions = task.demonstrations(100, seeded(0))
+    gold = [sum_of(prompt) for prompt in prompts]
+    for steps, completion in zip(task.step_rewards(prompts, completions, gold), completions, strict=True):
+        assert [reward for _, reward in steps] == [1.0] * terms and steps[-1][0] == len(completion)
+        assert completion[: steps[-2][0]].endswith("</think>")
+        assert all(completion[end - 1] == "," for end, _ in steps[:-2])
+    for prompt, completion in task.pretraining_texts(100, seeded(0), wrong_thinking=1.0):
+        (steps,) = task.step_rewards([prompt], [completion], [sum_of(prompt)])
+        assert [reward for _, reward in steps] == [1.0] * (terms - 2) + [0.0, 0.0]
+
+
+def test_a_prompt_that_asks_no_sum_has_one_step():
+    completion = "<think>3+4=7</think><answer>7</answer>"
+    task = Arithmetic()
+    for prompt in ("", "7=", "3+4", "what is 3+4?", "+=", "9" * 5000 + "+1"):
+        assert task.step_rewards([prompt], [completion], [7]) == [[(len(completion), 1.0)]]
+    assert task.step_rewards(["User: 3+4="], [completion], [7]) == [[(20, 1.0), (len(completion), 1.0)]]
+    with pytest.raises(ValueError):
+        task.step_rewards(["3+4="], [completion, completion], [7, 7])
+
+
+def test_no_text_makes_the_steps_raise_and_their_ends_increase():
+    rng = random.Random(0)
+    parts = [*TAGS, *TAGS, "3+4=7", "7+2=9", ",", "+", "=", " ", "\n", "9", "\u0669", "<|endoftext|>", "\ud800"]
+    texts = ["".join(rng.choice(parts) for _ in range(rng.randrange(12))) for _ in range(3000)]
+    texts += [f"<think>{a}</think><answer>{b}</answer>" for a, b in zip(texts, texts[1:], strict=False)]
+    texts += ["<think>" + "," * 100_000 + "</think><answer>9</answer>", "<think>" * 50_000, "9" * 100_000]
+    found = Arithmetic(3, 9, "think").step_rewards(["3+4+2="] * len(texts), texts, [9] * len(texts))
+    assert sum(len(steps) > 1 for steps in found) > 100
+    for text, steps in zip(texts, found, strict=True):
+        ends = [end for end, _ in steps]
+        assert ends and ends == sorted(set(ends)) and ends[-1] <= len(text) and (ends[0] > 0 or not text)
+        assert all(type(end) is int and reward in (0.0, 1.0) for end, reward in steps)
+        assert steps[-1][1] == answer_reward(text, 9) and sum(reward for _, reward in steps) <= 3
+
+
+# --- the shares of what is wrong
+
+
 def test_pretraining_texts_are_wrong_as_asked():
     # 2,000 draws with chance p: a share more than 5 deviations, 5 sqrt(p (1 - p) / 2000) <= 0.056, off is a fault.
     task = Arithmetic()
@@ -128,6 +233,30 @@ def test_pretraining_texts_are_wrong_as_asked():
     assert all(int(c) != sum_of(p) for p, c in task.pretraining_texts(500, seeded(0), forgetful=0.0, wrong=1.0))
     with pytest.raises(ValueError, match="at most 1"):
         task.pretraining_texts(1, seeded(0), forgetful=0.6, wrong=0.5)
+
+
+def test_random_answers_are_all_alike_and_leave_the_other_texts_as_they_were():
+    task = Arithmetic(terms=2, largest=9, held_out=0)
+    texts = task.pretraining_texts(6000, seeded(0), forgetful=0.0, wrong=0.0, random_answers=1.0)
+    answers = [int(completion) for _, completion in texts]
+    assert set(answers) == set(range(19))
+    # 6,000 draws of chance 1/19: 316 of each; five deviations are 5 sqrt(6000 · 18) / 19 = 87
+    assert all(abs(answers.count(number) - 6000 / 19) < 87 for number in range(19))
+    mixed = task.pretraining_texts(4000, seeded(0), forgetful=0.0, wrong=0.25, random_answers=0.5)
+    right = [int(completion) == sum_of(prompt) for prompt, completion in mixed]
+    assert abs(sum(right) / 4000 - (0.25 + 0.5 / 19)) < 0.04  # one random answer in nineteen is right
+    thinking = task.pretraining_texts(200, seeded(0), thinking=1.0, wrong_thinking=0.0, random_answers=0.2)
+    assert all(answer_reward(completion, sum_of(prompt)) for prompt, completion in thinking)
+    with pytest.raises(ValueError, match="random_answers=0.3 are shares .* at most 1"):
+        task.pretraining_texts(1, seeded(0), random_answers=0.3)
+
+
+def test_the_stream_of_texts_stays_what_it_was():
+    # published runs repeat to the bit only as long as the same seed gives the same texts
+    generator = seeded(3)
+    texts = Arithmetic(terms=3, largest=9).pretraining_texts(500, generator, thinking=0.3)
+    stream = repr(texts) + repr(torch.rand(2, generator=generator, dtype=torch.float64).tolist())
+    assert hashlib.sha256(stream.encode()).hexdigest()[:16] == "e685b6313446ff56"  # of the version without the option
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def ids_of(parts):
 
 
 @pytest.mark.parametrize("name", ["rewards", "terminated", "truncated", "mask", "values", "next_values",
-                                  "ref_logprobs", "advantages", "returns"])  # fmt: skip
+                                  "ref_logprobs", "advantages", "returns", "step_rewards", "step_ends"])  # fmt: skip
 def test_fields_of_a_step_must_agree(name):
     with pytest.raises(ValueError, match=rf"{name} has shape \(3, 1\), but logprobs has shape \(3, 4\)"):
         make(**{name: torch.zeros(B, 1)})
@@ -83,6 +83,19 @@ def test_steps_are_those_that_count_row_by_row():
     assert steps.terminated.flatten().tolist() == [n % 2 == 0 for n in where]
 
 
+def test_step_rewards_go_along_wherever_the_rows_go():
+    step = numbered(B, T)
+    batch = make(step_rewards=600 + step, step_ends=step % 2 == 1)
+    parts = [batch, batch.rows(slice(1, 3)), batch.steps(), *batch.split(2), *batch.minibatches(2)]
+    parts += batch.minibatches(2, whole_rows=True)
+    for part in parts:
+        assert part.step_rewards.equal(part.rewards + 300)
+        assert part.step_ends.equal(part.rewards % 2 == 1) and part.step_ends.dtype == torch.bool
+    moved = batch.to("meta")
+    assert moved.step_rewards.device.type == moved.step_ends.device.type == "meta"
+    assert make().rows(slice(0, 1)).step_rewards is None and make().steps().step_ends is None
+
+
 @pytest.mark.parametrize("count, sizes", [(1, [3]), (2, [2, 1]), (3, [1, 1, 1]), (5, [1, 1, 1])])
 def test_split_keeps_order_and_loses_nothing(count, sizes):
     parts = list(make().split(count))
@@ -131,6 +144,16 @@ def test_completions_and_pairs():
         assert (side.obs[:, 0] - first).tolist() == [8, 0] and (side.actions[:, 0] - first).tolist() == [108, 100]
     with pytest.raises(ValueError, match="chosen has 3 rows, but rejected has 2"):
         Pairs(completions(3), completions(2))
+
+
+def test_pairs_may_say_by_how_much():
+    pairs = Pairs(completions(3), completions(3), torch.tensor([0.5, 1.0, 2.0]))
+    assert pairs.rows(torch.tensor([2, 0])).margin.tolist() == [2.0, 0.5]
+    assert pairs.rows(slice(1, 2)).margin.tolist() == [1.0]
+    assert Pairs(completions(3), completions(3)).rows(slice(0, 2)).margin is None
+    for shape in ((2,), (3, 1), ()):
+        with pytest.raises(ValueError, match="margin has shape .*, but there are 3 pairs"):
+            Pairs(completions(3), completions(3), torch.zeros(shape))
 
 
 @pytest.mark.parametrize("wrong", [1, 2])

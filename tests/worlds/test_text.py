@@ -262,7 +262,7 @@ def test_evaluation_measures_what_it_says(make_text):
     assert [sample["completion"] for sample in samples] == greedy
     score = {name: world.reward(prompts, texts, first=["b", "e"]) for name, texts in (("g", greedy), ("s", sampled))}
     assert [sample["score"] for sample in samples] == score["g"] and sum(score["g"]) != sum(score["s"])
-    assert metrics["accuracy_greedy"] == sum(score["g"]) / 2 and metrics["accuracy_sampled"] == sum(score["s"]) / 2
+    assert metrics["score_greedy"] == sum(score["g"]) / 2 and metrics["score_sampled"] == sum(score["s"]) / 2
     assert metrics["response_length"] == mask.sum() / 2 and metrics["ended_fraction"] == ended.float().mean()
     kl = categorical_kl(policy.logits(obs), world.reference.logits(obs)) * mask
     assert abs(metrics["kl_policy_ref"] - kl.sum() / 2) < 1e-10 and metrics["kl_policy_ref"] > 0.01
