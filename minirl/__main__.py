@@ -70,7 +70,7 @@ def overview():
         lines += ["", group]
         for name, command in commands.items():
             if command.group == group:
-                first, others = f"  {name:<12}", " " * 14
+                first, others = f"  {name:<19}", " " * 21
                 lines += textwrap.wrap(command.summary, width, initial_indent=first, subsequent_indent=others)
     return "\n".join([*lines, "", f"{PROGRAM} COMMAND --help shows its options. New here? {PROGRAM} tour --quick"])
 

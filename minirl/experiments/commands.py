@@ -20,7 +20,7 @@ from minirl.experiments.settings import RunSettings
 from minirl.tracking import say
 
 GROUPS = ("Learn", "Train", "Compare", "Advanced")
-PROGRAM = "python -m minirl"
+PROGRAM, TASKS = "python -m minirl", ("arithmetic", "reviews")
 
 
 class Command(NamedTuple):
@@ -33,23 +33,31 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
-    "tour": Command("Learn", "tour.Tour", "See it all: pretrain, fine-tune, four algorithms on sums, two on a walker."),
+    "tour": Command("Learn", "tour.Tour", "See it all: pretrain, fine-tune, algorithms on sums, reviews and a walker."),
     "pretrain": Command(
-        "Train", "language.Pretrain", "Make a tiny language model that has read sums, right and wrong ones.",
+        "Train", "language.Pretrain", "Make a tiny language model that has read sums and reviews, good ones and bad.",
     ),
     "sft": Command("Train", "language.Finetune", "Supervised fine-tuning: raise the likelihood of given answers."),
-    "generate": Command("Train", "language.Generate", "Let a trained model complete prompts."),
+    "reward-model": Command("Train", "preferences.RewardModelRun", "Learn to score answers from comparisons."),
+    "dpo": Command("Train", "preferences.DPORun", "Direct preference optimisation: comparisons, no reward model."),
+    "orpo": Command("Train", "preferences.ORPORun", "Comparisons in one stage, from the base model."),
+    "q-sharp": Command("Train", "guided.QSharpRun", "Steer a frozen model by how its own texts tend to end."),
+    "r1-zero": Command("Train", "r1_zero.R1Zero", "Reasoning from reward alone: GRPO straight from a base model."),
+    "generate": Command("Train", "generating.Generate", "Let a trained model complete prompts."),
     "compare": Command("Compare", "compare.Compare", "Several algorithms on one environment, over several seeds."),
+    "posttraining": Command(
+        "Compare", "posttraining.PostTraining", "All ways from one SFT model to a better one, judged by the truth.",
+    ),
 }
 ALIASES = {  # names that other libraries use -> ours, the first one that the command has
     "--env-id": ("--task", "--env"), "--total-timesteps": ("--env-steps",), "--output-dir": ("--out",),
-    "--model-name-or-path": ("--init",), "--seed": ("--seed", "--seeds"),
+    "--model-name-or-path": ("--init",), "--seed": ("--seed", "--seeds"), "--dataset-name": ("--data",),
 }  # fmt: skip
 
 
 def all_commands():
     """dict name -> Command, those of the on-policy algorithms included; what they are is their file's first line."""
-    from minirl.experiments.on_policy import ALGORITHMS  # costs the import of torch
+    from minirl.experiments.table import ALGORITHMS  # costs the import of torch
 
     learners = {}
     for name, entry in ALGORITHMS.items():
@@ -68,7 +76,8 @@ class OnPolicy(Generic[Config, World]):
 
     name: tyro.conf.SuppressFixed[tyro.conf.Fixed[str]]
     task: str
-    """arithmetic, or the id of a gymnasium environment (--env-id is the same); the defaults below are this task's."""
+    """arithmetic, reviews, or the id of a gymnasium environment (--env-id is the same); the defaults below are this
+    task's."""
     algorithm: Config
     world: World
     training: RunSettings
@@ -76,11 +85,10 @@ class OnPolicy(Generic[Config, World]):
     @classmethod
     def of(cls, name, task):
         """(type, defaults) of algorithm `name` on `task`."""
-        from minirl.experiments.on_policy import ALGORITHMS
+        from minirl.experiments.table import ALGORITHMS
 
-        entry, text = ALGORITHMS[name], task == "arithmetic"
-        config, world = (entry.text, entry.text_world) if text else (entry.control, entry.control_world)
-        out = Path("runs", name if text else f"{name}-{re.sub('[^A-Za-z0-9._-]+', '-', task)}")
+        config, world, _ = ALGORITHMS[name].of(task)
+        out = Path("runs", name if task == "arithmetic" else f"{name}-{re.sub('[^A-Za-z0-9._-]+', '-', task)}")
         return cls[type(config), type(world)], cls(name, task, config, world, RunSettings(out))
 
     @property
@@ -103,26 +111,35 @@ class TaskChoice:
 
 
 def defaults_of(name, words):
-    """(type, defaults) of command `name`; for an algorithm the --task among `words` selects them."""
+    """(type, defaults) of command `name`; where they depend on the task, the --task among `words` selects them."""
     if name in COMMANDS:
         module, kind = COMMANDS[name].place.split(".")
         kind = getattr(import_module(f"minirl.experiments.{module}"), kind)
-        return kind, kind()
-    words = [translate(word, ["--task"]) for word in words]
-    task = tyro_cli(TaskChoice, args=words, return_unknown_args=True, add_help=False)[0].task
-    if task != "arithmetic" and difflib.get_close_matches(task.lower(), ["arithmetic"], cutoff=0.8):
-        raise ValueError(f"no task {task!r}; did you mean arithmetic?")
+        return kind, kind.of(task_among(words)) if hasattr(kind, "of") else kind()
+    task = task_among(words)
+    if task not in TASKS and (close := difflib.get_close_matches(task.lower(), TASKS, n=1, cutoff=0.8)):
+        raise ValueError(f"no task {task!r}; did you mean {close[0]}?")
     return OnPolicy.of(name, task)
+
+
+def task_among(words):
+    """What --task says."""
+    words = [translate(word, ["--task"]) for word in words]
+    return tyro_cli(TaskChoice, args=words, return_unknown_args=True, add_help=False)[0].task
 
 
 def next_command(name, settings):
     """What to try after a command, or None."""
     task = getattr(settings, "task", None)
-    if task not in (None, "arithmetic"):
+    if task not in (None, *TASKS):
         return f"compare --env {task}"
-    follows = {"pretrain": "sft", "sft": "ppo", "generate": None, "tour": None, "compare": None}
+    follows = {
+        "pretrain": "sft", "sft": "reward-model" if task == "reviews" else "ppo", "reward-model": "ppo --task reviews",
+        **dict.fromkeys(("generate", "tour", "compare", "posttraining", "q-sharp")),
+    }  # fmt: skip
     following = follows.get(name, "generate")
-    return following and f"{following} --init {settings.out}"
+    place = "reward-model" if name == "reward-model" else "samples-from" if following == "reward-model" else "init"
+    return following and f"{following} --{place} {settings.out}"
 
 
 def parse(name, words):

@@ -1,84 +1,51 @@
-"""The commands that make a language model, pretrain, sft and generate, and how models and samples lie in a folder.
+"""The commands that teach a language model to write like given texts: pretrain and sft."""
 
-A run that ends in a language model keeps it in OUT/model: GPT-2's config.json and model.safetensors, which other
-libraries load too, and tokenizer.json, which says by name and fingerprint what vocabulary its ids mean.
-"""
-
-import copy
-import json
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from minirl.algorithms.settings import Count, NonNegative, PositiveShare
+from minirl.algorithms.settings import Count, NonNegative, Share, Whole
 from minirl.algorithms.sft import SFT, SFTConfig
-from minirl.checkpoint import replacing
+from minirl.experiments.models import load_model, policy_and_reference, save_model, write_samples
 from minirl.experiments.settings import ArithmeticSettings, Machine
 from minirl.models.gpt import GPT, GPTConfig
-from minirl.models.policies import TokenPolicy
-from minirl.models.tokenizer import default_tokenizer, named_tokenizer
+from minirl.models.tokenizer import default_tokenizer
 from minirl.tracking import Tracker, say, write_config
 from minirl.training import fit
-from minirl.worlds.text import TokenWorld, allowed_ids, pack_completions
-
-
-def save_model(folder, gpt, tokenizer):
-    """Write gpt and the identity of its tokenizer to folder/model."""
-    folder = Path(folder) / "model"
-    gpt.save_pretrained(folder)
-    with replacing(folder / "tokenizer.json") as temporary:
-        identity = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
-        temporary.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
-
-
-def load_model(path, device="cpu"):
-    """The model that a run wrote, and its tokenizer.
-
-    Args:
-        path: a run's folder, or a model folder itself. One without tokenizer.json is taken for OpenAI's GPT-2.
-        device: where the model goes.
-    Returns:
-        (gpt, tokenizer).
-    Raises:
-        FileNotFoundError: if there is no model.
-        ValueError: if the tokenizer of this name has another vocabulary than the one the model was trained with.
-    """
-    path = Path(path)
-    folder = path / "model" if (path / "model").is_dir() else path
-    if not (folder / "config.json").is_file():
-        raise FileNotFoundError(f"no model in {path}; make one with python -m minirl pretrain, then sft; or see --init")
-    gpt = GPT.from_pretrained(folder)
-    identity = folder / "tokenizer.json"
-    if not identity.is_file():
-        return gpt.to(device), named_tokenizer("gpt2")
-    saved = json.loads(identity.read_text(encoding="utf-8"))
-    tokenizer = default_tokenizer()
-    if saved["name"] != tokenizer.name:
-        tokenizer = named_tokenizer(saved["name"])
-    if saved["fingerprint"] != tokenizer.fingerprint:
-        raise ValueError(
-            f"{folder} was trained with another vocabulary called {saved['name']!r} (fingerprint "
-            f"{saved['fingerprint'][:12]}, here {tokenizer.fingerprint[:12]}); its ids would mean other text"
-        )
-    return gpt.to(device), tokenizer
-
-
-def write_samples(folder, **samples):
-    """Write lists of sample completions to folder/samples.json, by name (`before`, `after`)."""
-    with replacing(Path(folder) / "samples.json") as temporary:
-        temporary.write_text(json.dumps(samples, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+from minirl.worlds.jsonl import pack_within, read_completions, report_skipped
+from minirl.worlds.reviews import Reviews
+from minirl.worlds.rewards import each
+from minirl.worlds.text import TokenWorld
+from minirl.worlds.verifiers import answer_reward
 
 
 @dataclass(frozen=True)
 class Pretrain(Machine):
-    """Train a tiny GPT from nothing on sums of mixed quality: right ones, forgotten carries, and noise."""
+    """Train a tiny GPT from nothing on texts of mixed quality: sums, right and wrong, and reviews, good and bad."""
 
     out: Path = Path("runs/pretrain")
     """Folder for the model, metrics.csv, config.json and TensorBoard files; an earlier run there is replaced."""
+    data: Path | None = None
+    """Your own texts instead: JSON Lines with prompt and completion, or messages."""
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
     """The sums."""
+    documents: Whole = 20_000
+    """Sums to read."""
+    thinking: Share = 0.0
+    """Share of them that are worked out in think tags before the answer."""
+    forgetful: Share = 0.6
+    """Share of the direct answers that forget every carry."""
+    wrong: Share = 0.2
+    """Share of the direct answers with one digit wrong."""
+    random_answers: Share = 0.0
+    """Share of the direct answers that are any number that a sum can be."""
+    wrong_thinking: Share = 0.5
+    """Share of the thinking documents with a digit of the answer wrong."""
+    reviews: Whole = 6_000
+    """Reviews to read, cheerful and gloomy, polite and rude."""
     n_layer: Count = 2
     """Transformer blocks."""
     n_head: Count = 4
@@ -89,13 +56,11 @@ class Pretrain(Machine):
     """Longest text in tokens."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=3e-3, lr_decay=True))
     """The optimiser."""
-    steps: Count = 1600
+    steps: Count = 2080
     """Optimiser steps."""
     batch_size: Count = 64
     """Texts in each."""
-    documents: Count = 20_000
-    """Texts to learn from."""
-    evaluate_every: Count = 100
+    evaluate_every: Count = 400
     """Steps between evaluations."""
     quiet: bool = False
     """No progress bar."""
@@ -103,58 +68,133 @@ class Pretrain(Machine):
     def run(self):
         """Pretrain, save, and return a summary."""
         device = self.prepare()
-        tokenizer, task = default_tokenizer(), self.arithmetic.task()
+        tokenizer = default_tokenizer()
         config = GPTConfig(tokenizer.vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd)
         gpt = GPT(config).to(device)
-        texts = task.pretraining_texts(self.documents, torch.Generator().manual_seed(self.seed))
-        records = pack_completions(tokenizer, *zip(*texts, strict=True), device=device)
-        return imitate(self, gpt, tokenizer, task, records, device)
+        generator, task, texts = torch.Generator().manual_seed(self.seed), self.arithmetic.task(), []
+        texts += task.pretraining_texts(
+            self.documents, generator, thinking=self.thinking, forgetful=self.forgetful, wrong=self.wrong,
+            wrong_thinking=self.wrong_thinking, random_answers=self.random_answers,
+        )  # fmt: skip
+        kinds = [texts] if texts else []
+        reviews = sorted(Reviews().pretraining_texts(self.reviews, generator), key=lambda text: len("".join(text)))
+        third = -(-len(reviews) // 3)  # rows of like length are read together
+        kinds += [reviews[first : first + third] for first in range(0, len(reviews), third)] if reviews else []
+        return imitate(self, gpt, tokenizer, "arithmetic" if self.documents else "reviews", kinds, device)
 
 
 @dataclass(frozen=True)
 class Finetune(Machine):
-    """Supervised fine-tuning on right answers; stops at the first evaluation with enough held-out accuracy."""
+    """Supervised fine-tuning on given answers; on sums it stops early, so that something is left to learn."""
 
+    task: Literal["arithmetic", "reviews"] = "arithmetic"
+    """Whose demonstrations to learn from; the defaults below are this task's."""
     out: Path = Path("runs/sft")
     """Folder for the model, metrics.csv, config.json and TensorBoard files; an earlier run there is replaced."""
     init: Path = Path("runs/pretrain")
     """Run (or model folder) to start from."""
+    data: Path | None = None
+    """Your own demonstrations instead: JSON Lines with prompt and completion, or messages."""
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
     """The sums."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=3e-5))
     """The optimiser."""
-    stop_at: NonNegative = 0.3
-    """Stop once greedy held-out accuracy reaches this, so that something is left to learn; above 1 to never stop."""
+    stop_at: NonNegative | None = 0.3
+    """Stop once greedy held-out accuracy reaches this; None to never stop."""
     steps: Count = 500
     """Most optimiser steps."""
     batch_size: Count = 64
     """Texts in each."""
     demonstrations: Count = 10_000
-    """Right answers to learn from."""
+    """Answers to learn from."""
     evaluate_every: Count = 2
     """Steps between evaluations."""
     quiet: bool = False
     """No progress bar."""
 
+    @classmethod
+    def of(cls, task):
+        """The defaults for a task."""
+        if task != "reviews":
+            return cls(task=task)
+        return cls(
+            task=task, out=Path("runs/sft-reviews"), sft=SFTConfig(lr=1e-3, lr_decay=True), stop_at=None, steps=200,
+            demonstrations=8_000, evaluate_every=50,
+        )  # fmt: skip
+
     def run(self):
         """Fine-tune, save, and return a summary."""
         device = self.prepare()
         gpt, tokenizer = load_model(self.init, device)
-        task = self.arithmetic.task()
-        texts = task.demonstrations(self.demonstrations, torch.Generator().manual_seed(self.seed))
-        records = pack_completions(tokenizer, *texts, device=device)
-        return imitate(self, gpt, tokenizer, task, records, device, stop_at=self.stop_at)
+        task, generator = Reviews() if self.task == "reviews" else self.arithmetic.task(), torch.Generator()
+        texts = zip(*task.demonstrations(self.demonstrations, generator.manual_seed(self.seed)), strict=True)
+        stop_at = None if self.data or self.task == "reviews" else self.stop_at
+        return imitate(self, gpt, tokenizer, self.task, [list(texts)], device, stop_at)
 
 
-def imitate(settings, gpt, tokenizer, task, records, device, stop_at=None):
-    """Supervised training of `gpt` on `records`, measured on the task's held-out prompts; what both commands share."""
-    policy = TokenPolicy(gpt, allowed=allowed_ids(tokenizer, device))
-    reference = TokenPolicy(copy.deepcopy(gpt), allowed=policy.allowed).requires_grad_(False)
-    world = TokenWorld(task, tokenizer, task.reward, task.max_new_tokens, reference=reference, device=device)
+class HeldOutTexts:
+    """Prompts of a file that are kept for evaluation, with the right completions as the column `gold`."""
+
+    def __init__(self, prompts, completions):
+        self.prompts, self.gold = prompts, completions
+
+    def held_out(self, n=None):
+        """The first n (None: all): (prompts, columns)."""
+        return self.prompts[:n], {"gold": self.gold[:n]}
+
+
+def own_texts(path, limit=64):
+    """(texts, HeldOutTexts) of a JSON Lines file; a tenth of the rows, at most `limit`, is kept for evaluation."""
+    prompts, completions = read_completions(path)
+    away = min(limit, len(prompts) // 10)
+    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
+    rows = [(prompts[index], completions[index]) for index in order]
+    kept = rows[:away] or rows[:1]  # of fewer than ten rows none can be spared
+    return rows[away:], HeldOutTexts(*map(list, zip(*kept, strict=True)))
+
+
+def judged_world(settings, task, gpt, tokenizer, reference, held_out, device):
+    """The world in which a supervised run is measured; texts that have no room in the model are not asked for."""
+    if held_out is not None:
+        longest = max(len(tokenizer.encode(prompt)) for prompt in held_out.prompts)
+        judge, made, room = each(answer_reward, "gold"), held_out, gpt.config.block_size - longest
+        judges = {"match": judge}
+    elif task == "reviews":
+        made = Reviews()
+        judge, room, judges = made.reward, made.max_new_tokens, {"true_score": made.reward}
+    else:
+        made = settings.arithmetic.task()
+        judge, room, judges = made.reward, made.max_new_tokens, {"accuracy": made.reward}
+    return TokenWorld(made, tokenizer, judge, room, reference=reference, device=device, judges=judges)
+
+
+def imitate(settings, gpt, tokenizer, task, kinds, device, stop_at=None):
+    """Supervised training of `gpt`, measured on held-out prompts; what both commands share.
+
+    Args:
+        settings: Pretrain or Finetune; its `data` replaces `kinds`.
+        gpt, tokenizer, device: the model.
+        task: `arithmetic` or `reviews`, which evaluations ask for.
+        kinds: lists of (prompt, completion); one batch holds texts of one list.
+        stop_at: end at the first evaluation with this greedy accuracy.
+    """
+    held_out = None
+    if settings.data:
+        texts, held_out = own_texts(settings.data)
+        kinds = [texts]
+    records = []
+    for texts in kinds:
+        packed, kept = pack_within(tokenizer, *map(list, zip(*texts, strict=True)), gpt.config.block_size, device)
+        if skipped := report_skipped(len(texts), kept, gpt.config.block_size):
+            say(skipped)
+        records.append(packed)
+    policy, reference = policy_and_reference(gpt, tokenizer)
+    world = judged_world(settings, task, gpt, tokenizer, reference, held_out, device)
     latest = {}
 
     def evaluate(step):
-        metrics, latest["samples"] = world.evaluate(policy, seed=settings.seed)
+        count = 160 if task == "reviews" and held_out is None else None
+        metrics, latest["samples"] = world.evaluate(policy, count, seed=settings.seed)
         return {f"eval_{name}": value for name, value in metrics.items()}
 
     before, samples = evaluate(0), latest["samples"]
@@ -172,49 +212,3 @@ def imitate(settings, gpt, tokenizer, task, records, device, stop_at=None):
     write_samples(settings.out, before=samples, after=latest["samples"])
     after = {name: history[-1][name] for name in before}
     return {"before": before, "after": after, "seconds": seconds, "steps_per_second": len(history) / seconds}
-
-
-@dataclass(frozen=True)
-class Generate(Machine):
-    """Let a trained model complete prompts."""
-
-    prompts: tuple[str, ...] = ()
-    """Texts to complete, such as "3+4+8="; none: eight held-out sums."""
-    init: Path = Path("runs/sft")
-    """Run (or model folder) to load."""
-    max_new_tokens: Count = 24
-    """Longest completion."""
-    temperature: NonNegative = 1.0
-    """0 takes the most probable token each time."""
-    top_k: Count | None = None
-    """Sample among the k most probable tokens only."""
-    top_p: PositiveShare | None = None
-    """Sample among the fewest tokens that hold this probability."""
-    samples: Count = 1
-    """Completions of each prompt."""
-    out: Path | None = None
-    """Also write them to OUT/samples.json."""
-
-    def run(self):
-        """Print the completions, and return them."""
-        device = self.prepare()
-        gpt, tokenizer = load_model(self.init, device)
-        prompts = list(self.prompts) or ArithmeticSettings().task().held_out(8)[0]
-        results = []
-        for prompt in prompts:
-            ids = torch.tensor([tokenizer.encode(prompt)] * self.samples, device=device)
-            room = min(self.max_new_tokens, gpt.config.block_size - ids.shape[1])
-            if ids.shape[1] == 0 or room < 1:
-                limit = gpt.config.block_size - 1
-                raise ValueError(f"prompt {prompt!r} has {ids.shape[1]} tokens; the model takes 1 to {limit}")
-            out = gpt.generate(
-                ids, room, self.temperature, self.top_k, self.top_p,
-                eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id,
-            )  # fmt: skip
-            for row in out[:, ids.shape[1] :].tolist():
-                row = row[: row.index(tokenizer.eos_id)] if tokenizer.eos_id in row else row
-                results.append({"prompt": prompt, "completion": tokenizer.decode(row)})
-                say(prompt + results[-1]["completion"])
-        if self.out:
-            write_samples(self.out, generated=results)
-        return results

@@ -1,77 +1,19 @@
-"""One algorithm in one world: the commands reinforce, trpo, ppo, ppo-kl and grpo.
+"""One algorithm in one world: the commands reinforce, trpo, ppo, ppo-kl, grpo and rejection-sampling."""
 
-What differs between algorithms and worlds is data, in the table ALGORITHMS: a class, and the settings that suit it on
-text and on control. A new on-policy algorithm is one new file in algorithms/ and one new line in that table.
-"""
-
-import copy
 import inspect
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
 
-from minirl.algorithms.grpo import GRPO, GRPOConfig
-from minirl.algorithms.ppo import PPO, PPOConfig
-from minirl.algorithms.ppo_kl import PPOKL, PPOKLConfig
-from minirl.algorithms.reinforce import REINFORCE, REINFORCEConfig
-from minirl.algorithms.trpo import TRPO, TRPOConfig
 from minirl.checkpoint import FILE_NAME, has_checkpoint, load_checkpoint, restore_rng_state, rng_state, save_checkpoint
-from minirl.experiments.language import load_model, save_model, write_samples
-from minirl.experiments.settings import ControlSettings, RunSettings, TextSettings  # noqa: F401
+from minirl.experiments.models import save_model, write_samples
+from minirl.experiments.settings import ControlSettings, RunSettings, SumsSettings  # noqa: F401
+from minirl.experiments.table import ALGORITHMS
+from minirl.experiments.tasks import TEXT_TASKS, text_setup
 from minirl.models.normalizer import ObservationNormalizer
-from minirl.models.policies import CategoricalPolicy, GaussianPolicy, TokenCritic, TokenPolicy, ValueNetwork
+from minirl.models.policies import CategoricalPolicy, GaussianPolicy, ValueNetwork
 from minirl.tracking import Tracker, write_config, write_rows
 from minirl.training import train
-from minirl.worlds.text import TokenWorld, allowed_ids
-
-
-class Entry(NamedTuple):
-    """A line of the table: the class and its settings for either world."""
-
-    algorithm: type
-    text: Any
-    text_world: TextSettings
-    control: Any
-    control_world: ControlSettings
-    text_updates: int = 200
-    control_updates: int = 50
-    group: str = "Train"
-    """Of the commands, in the help."""
-
-
-# On text nothing is discounted (InstructGPT), and a reward that comes once, at the end, leaves lambda nothing to do.
-_TEXT = {"gamma": 1.0, "gae_lambda": 1.0, "critic_lr": 1e-3, "critic_epochs": 2, "critic_minibatches": 2}
-_EPISODES = ControlSettings(num_envs=16, whole_episodes=True, reward_scaling=False)
-# TRPO and PPO on control, tuned on Walker2d-v4 with seeds 100-102: batches of 1,000 steps (PPO paper: 2,048; rl-zoo's
-# Walker2d: 512) in mini-batches of about 64, as in the paper. TRPO's delta of 0.03 lies between the paper's 0.01 and
-# the 0.06 that SB3-contrib's 0.01 comes to: it averages the KL over the 6 torques, and here they are summed.
-# Mean return over 50,000 steps: TRPO 108, 124 and 158 for delta 0.01, 0.02 and 0.03;
-# PPO 97 in batches of 2,000, 150 in these.
-ALGORITHMS = {
-    "reinforce": Entry(
-        REINFORCE, REINFORCEConfig(baseline="leave-one-out", reduction="trajectory", lr=1e-3),
-        TextSettings(group_size=4),
-        REINFORCEConfig(baseline="learned", gamma=0.99, lr=3e-3), _EPISODES,
-    ),
-    "trpo": Entry(
-        TRPO, TRPOConfig(delta=0.02, fisher_fraction=0.25, delta_decay=True, lr_decay=True, **_TEXT),
-        TextSettings(prompts_per_batch=256),
-        TRPOConfig(delta=0.03), ControlSettings(), text_updates=60,
-    ),
-    "ppo": Entry(
-        PPO, PPOConfig(epochs=2, minibatches=2, lr=5e-4, **_TEXT), TextSettings(prompts_per_batch=256),
-        PPOConfig(minibatches=16, critic_minibatches=16), ControlSettings(), text_updates=100,
-    ),
-    "ppo-kl": Entry(
-        PPOKL, PPOKLConfig(epochs=2, minibatches=2, lr=5e-4, **_TEXT), TextSettings(prompts_per_batch=256),
-        PPOKLConfig(minibatches=16, critic_minibatches=16), ControlSettings(), text_updates=100, group="Advanced",
-    ),
-    "grpo": Entry(
-        GRPO, GRPOConfig(kl_beta=0.0, lr=1e-3), TextSettings(group_size=8, prompts_per_batch=32),
-        GRPOConfig(kl_beta=0.0, lr=5e-3), replace(_EPISODES, group_size=8), text_updates=120,
-    ),
-}  # fmt: skip
 
 
 def build(algorithm, config, policy, make_critic):
@@ -80,21 +22,6 @@ def build(algorithm, config, policy, make_critic):
         return algorithm(policy, config)
     uses_critic = getattr(config, "baseline", "learned") == "learned"
     return algorithm(policy, make_critic() if uses_critic else None, config)
-
-
-def text_setup(settings, seed, device):
-    """(world, policy, make_critic): a TokenWorld on Arithmetic, and a policy that starts from `init`."""
-    gpt, tokenizer = load_model(settings.init, device)
-    task = settings.arithmetic.task()
-    allowed = allowed_ids(tokenizer, device)
-    policy = TokenPolicy(gpt, settings.temperature, allowed)
-    reference = TokenPolicy(copy.deepcopy(gpt), settings.temperature, allowed).requires_grad_(False)
-    world = TokenWorld(
-        task, tokenizer, task.reward, task.max_new_tokens, reference=reference, kl_in_reward=settings.kl_coef,
-        group_size=settings.group_size, prompts_per_batch=settings.prompts_per_batch,
-        missing_end_penalty=settings.missing_end_penalty, seed=seed, device=device,
-    )  # fmt: skip
-    return world, policy, lambda: TokenCritic(copy.deepcopy(gpt)).to(device)
 
 
 def control_setup(env_id, settings, seed, device, gamma):
@@ -117,9 +44,8 @@ def number_of_updates(entry, task, world_settings, settings):
     if settings.updates is not None and settings.env_steps is not None:
         raise ValueError("give --updates or --env-steps, not both")
     if settings.env_steps is None:
-        default = entry.text_updates if task == "arithmetic" else entry.control_updates
-        return default if settings.updates is None else settings.updates
-    if task == "arithmetic" or world_settings.whole_episodes:
+        return entry.of(task)[-1] if settings.updates is None else settings.updates
+    if task in TEXT_TASKS or world_settings.whole_episodes:
         raise ValueError("--env-steps needs an environment and fixed rollouts; use --updates here")
     return -(-settings.env_steps // (world_settings.num_envs * world_settings.steps))
 
@@ -143,8 +69,8 @@ class Run:
         check_groups(name, config, world_settings)
         self.updates = number_of_updates(entry, task, world_settings, settings)
         self.device = device = settings.prepare()
-        if task == "arithmetic":
-            self.world, policy, make_critic = text_setup(world_settings, settings.seed, device)
+        if task in TEXT_TASKS:
+            self.world, policy, make_critic = text_setup(task, world_settings, settings.seed, device)
         else:
             gamma = getattr(config, "gamma", 0.99)
             self.world, policy, make_critic = control_setup(task, world_settings, settings.seed, device, gamma)
@@ -194,8 +120,9 @@ class Run:
 
     def evaluate(self, update):
         """Metrics of the policy as it is, and self.samples where it writes text; touches no training state."""
-        if self.task == "arithmetic":
-            metrics, self.samples = self.world.evaluate(self.policy, seed=self.settings.seed)
+        if self.task in TEXT_TASKS:
+            count = getattr(self.world_settings, "evaluate_prompts", None)
+            metrics, self.samples = self.world.evaluate(self.policy, count, seed=self.settings.seed)
             return {f"eval_{name}": value for name, value in metrics.items()}
         seed = 10_000 + self.settings.seed
         result = self.world.evaluate(self.policy, self.settings.evaluate_episodes, seed)
@@ -206,7 +133,7 @@ class Run:
         state = {"run": f"{self.name} {self.task}", "update": update, "rng": rng_state(),
                  "algorithm": self.algorithm.state_dict(), "world": self.world.state_dict()}  # fmt: skip
         save_checkpoint(self.settings.out, state)
-        if self.task == "arithmetic":
+        if self.task in TEXT_TASKS:
             save_model(self.settings.out, self.policy.gpt, self.world.tokenizer)
         else:
             write_rows(Path(self.settings.out) / "episodes.csv", self.world.finished)

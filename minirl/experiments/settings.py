@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from minirl.algorithms.settings import Count, NonNegative, Positive, Seed, Settings, Whole
+from minirl.algorithms.settings import Count, NonNegative, Positive, Seed, Settings, Share, Whole
 from minirl.training import resolve_device, seed_everything
 from minirl.worlds.arithmetic import Arithmetic
 
@@ -57,22 +57,57 @@ class ArithmeticSettings(Settings):
 
 @dataclass(frozen=True)
 class TextSettings(Settings):
-    """How completions are collected and judged."""
+    """How completions are collected and judged, whatever the task."""
 
     init: Path = Path("runs/sft")
     """Run (or model folder) to start from: what python -m minirl sft wrote."""
-    arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
-    """The sums."""
+    data: Path | None = None
+    """JSON Lines of your own prompts: prompt, and columns for the reward (arithmetic's needs gold, the answer)."""
     prompts_per_batch: Count = 64
     """Different prompts in a batch."""
     group_size: Count = 1
     """Completions of each prompt."""
+    max_new_tokens: Count | None = None
+    """Longest completion, end token included; None for what the task needs (--data: what the model has room for)."""
     temperature: Positive = 1.0
     """Of sampling; training uses the same."""
+    reward_scale: Positive = 1.0
+    """Rewards are multiplied by this (Tulu 3, section 6: a verified answer earns 10)."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the starting model inside the reward, per token (GRPO has it in the loss, as kl_beta)."""
     missing_end_penalty: NonNegative = 0.0
     """Subtracted from the reward of a completion that did not end by itself."""
+    reshuffle: bool = True
+    """Walk through the training prompts in epochs, shuffled anew each time (Tulu 3); off: draw with replacement."""
+    keep_dropout: Share = 0.0
+    """Dropout rate left on in the policy while it learns. Tulu 3 turns it off; any other value is there to see why."""
+
+
+@dataclass(frozen=True)
+class SumsSettings(TextSettings):
+    """The task arithmetic: the answer is checked by a rule."""
+
+    arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
+    """The sums."""
+    format_weight: NonNegative = 0.0
+    """Reward for think and answer tags, beside the 1 for a right answer (R1-Zero rewards both; it gives no weights)."""
+
+
+@dataclass(frozen=True)
+class ReviewsSettings(TextSettings):
+    """The task reviews: completions are judged by a learned reward model, or by rules."""
+
+    init: Path = Path("runs/sft-reviews")
+    """Run (or model folder) to start from: what python -m minirl sft --task reviews wrote."""
+    reward: Literal["learned", "rules", "true"] = "learned"
+    """learned: --reward-model. rules: mentions what the prompt asks for, 8 to 20 words, a finished sentence at the end.
+    true: the task's own score, which no real annotator could give."""
+    reward_model: Path = Path("runs/reward-model")
+    """What python -m minirl reward-model wrote."""
+    critic_from: Literal["reward-model", "policy"] = "reward-model"
+    """What the critic starts as (Tulu 3: the reward model)."""
+    evaluate_prompts: Count = 160
+    """Held-out prompts of an evaluation; more than the 20 that there are means several completions of each."""
 
 
 @dataclass(frozen=True)

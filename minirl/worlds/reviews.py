@@ -1,6 +1,6 @@
 """Reviews: short texts of a small grammar whose true quality is known, and a simulated annotator who compares them.
 
-A prompt is `Write about the film and the hotel:`, a completion a handful of sentences. `true_score` gives the
+A prompt is `Write about the film:`, a completion a handful of sentences. `true_score` gives the
 quality of any text, also of one that no grammar would write. Nobody can do that with real text, and it is the point of
 simulating: where the truth is known, one can draw how a reward model that learned from comparisons goes on rising while
 the truth turns (over-optimisation; Gao et al. 2023, who take a large reward model for the truth). What people find good
@@ -9,11 +9,14 @@ in a text is another matter, and nothing here says anything about it.
 
 import re
 from dataclasses import dataclass
-from itertools import combinations
 
 import torch
 
 TOPICS = ("film", "hotel", "restaurant", "book", "phone", "concert", "museum", "game", "train", "course")
+PHRASES = (
+    "Write about the {}:", "Please write about the {}:", "What about the {}?", "How was the {}?",
+    "Write a text on the {}:", "Please say what you think of the {}:",
+)  # fmt: skip
 CHEERFUL = ("lovely", "great", "bright", "fresh", "excellent", "warm", "good")
 GLOOMY = ("awful", "dull", "sad", "terrible", "poor", "weak", "ugly")
 DEGREES = ("", "very ", "really ", "so ")
@@ -31,11 +34,11 @@ KINDS = {sentence.lower(): kind for kind, sentences in SENTENCES.items() for sen
 # The truth, in points. A review of about 20 words can have it all; more words cost more than they can earn.
 POINTS = {
     "cheerful": 1.0, "gloomy": -1.0, "polite": 1.0, "rude": -1.5, "off topic": -1.0, "tidy": 1.0, "unknown": -1.0,
-    "repeated": -0.5, "unfinished": -1.0, "asked for": 0.5, "word too many": -0.25,
+    "repeated": -0.5, "unfinished": -1.0, "topic named": 0.5, "word too many": -0.25,
 }  # fmt: skip
 ENOUGH_WORDS = 20
 
-_PROMPT = re.compile(r"Write about the (\w+) and the (\w+):")
+_PROMPT = re.compile("|".join(re.escape(phrase).replace(r"\{\}", r"(\w+)") for phrase in PHRASES))
 _SENTENCE = re.compile(r"[^.!?]*[.!?]|[^.!?]+$")
 _STATEMENT = re.compile(r"the (\w+) was (?:very |really |so )?(\w+)\.")
 
@@ -70,10 +73,10 @@ def true_score(prompt, completion):
     Raises:
         ValueError: if the prompt is not of this task.
     """
-    kinds, topics = kinds_of(prompt, completion)
+    kinds, named = kinds_of(prompt, completion)
     score = sum(POINTS[kind] for kind in kinds if kind not in ("tidy", "polite"))
     score += POINTS["polite"] * ("polite" in kinds) + POINTS["tidy"] * (kinds[-1:] == ["tidy"])
-    score += POINTS["asked for"] * len(topics)
+    score += POINTS["topic named"] * named
     return score + POINTS["word too many"] * max(0, len(completion.split()) - ENOUGH_WORDS)
 
 
@@ -81,12 +84,11 @@ def kinds_of(prompt, completion):
     """What the sentences of a completion are.
 
     Returns:
-        (kinds, topics): a list with a key of POINTS for each sentence, in order, and the set of those of the prompt's
-        topics that it speaks of.
+        (kinds, named): a list with a key of POINTS for each sentence, in order, and whether one names the topic.
     Raises:
         ValueError: if the prompt is not of this task.
     """
-    asked, kinds, topics, seen = asked_about(prompt), [], set(), set()
+    topic, kinds, seen, named = topic_of(prompt), [], set(), False
     for sentence in _SENTENCE.findall(completion):
         sentence = " ".join(sentence.lower().split())
         if not sentence:
@@ -96,53 +98,47 @@ def kinds_of(prompt, completion):
             kind = "unfinished"
         elif statement and statement[2] in CHEERFUL + GLOOMY:
             kind = "off topic"
-            if statement[1] in asked:
+            if statement[1] == topic:
                 kind = "cheerful" if statement[2] in CHEERFUL else "gloomy"
-                topics.add(statement[1])
+                named = True
         kinds.append("repeated" if sentence in seen else kind)
         seen.add(sentence)
-    return kinds, topics
+    return kinds, named
 
 
-def asked_about(prompt):
-    """The two topics of a prompt; ValueError if it is not of this task."""
+def topic_of(prompt):
+    """The topic of a prompt; ValueError if it is not of this task."""
     match = _PROMPT.fullmatch(prompt)
-    if match is None or not set(match.groups()) <= set(TOPICS):
-        raise ValueError(f"prompt {prompt!r} is not of the Reviews task, as is 'Write about the film and the hotel:'")
-    return list(match.groups())
+    topic = next(filter(None, match.groups()), None) if match else None
+    if topic not in TOPICS:
+        raise ValueError(f"prompt {prompt!r} is not one of the Reviews task, such as 'Write about the film:'")
+    return topic
 
 
 class Reviews:
-    """Prompts that ask for a text about two of ten topics: 90 prompts, split with `seed`.
-
-    The two orders of a pair of topics are on the same side of the split.
+    """Ten topics, asked about in six ways: 60 prompts, split with `seed`.
 
     Args:
-        held_out: how many prompts are kept for evaluation, an even number up to half of all; they never occur in
-            training.
+        held_out: how many prompts are kept for evaluation, at most half of all; they never occur in training.
         seed: of the split; sampling uses the generator that is passed in.
     """
 
     max_new_tokens = 40  # of default_tokenizer: about twice the usual review
 
-    def __init__(self, held_out=20, seed=0):
-        pairs = list(combinations(TOPICS, 2))
-        if held_out % 2 or not 0 <= held_out <= len(pairs):
-            raise ValueError(f"held_out is {held_out}; it must be even, and 0 to {len(pairs)}, half of the prompts")
-        order = torch.randperm(len(pairs), generator=torch.Generator().manual_seed(seed)).tolist()
-        prompts = [
-            f"Write about the {first} and the {second}:"
-            for one, other in (pairs[index] for index in order)
-            for first, second in ((one, other), (other, one))
-        ]
-        self._held_out, self._training = prompts[:held_out], prompts[held_out:]
+    def __init__(self, held_out=15, seed=0):
+        prompts = [phrase.format(topic) for phrase in PHRASES for topic in TOPICS]
+        if not 0 <= held_out <= len(prompts) // 2:
+            raise ValueError(f"held_out is {held_out}; it must be 0 to {len(prompts) // 2}, half of the prompts")
+        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist()
+        self._held_out = [prompts[index] for index in order[:held_out]]
+        self._training = [prompts[index] for index in order[held_out:]]
 
     def __len__(self):
         """How many training prompts there are."""
         return len(self._training)
 
     def ask(self, indices):
-        """(prompts, columns) of the training prompts with these numbers; `asked` is the list of things asked about."""
+        """(prompts, columns) of the training prompts with these numbers; `asked` is what they ask about."""
         return _asked([self._training[index] for index in indices])
 
     def sample(self, n, generator):
@@ -169,7 +165,7 @@ class Reviews:
 
 
 def _asked(prompts):
-    return prompts, {"asked": [asked_about(prompt) for prompt in prompts]}
+    return prompts, {"asked": [topic_of(prompt) for prompt in prompts]}
 
 
 def write(prompt, style, generator):
@@ -186,7 +182,7 @@ def write(prompt, style, generator):
     def one_of(options):
         return options[int(torch.randint(len(options), (), generator=generator))]
 
-    asked = asked_about(prompt)
+    topic = topic_of(prompt)
     parts = [one_of(SENTENCES[kind]) for kind in [("polite", "rude", None)[often(style.polite, style.rude)]] if kind]
     for _ in range(one_of((1, 2, 2, 3))):
         mood = ("cheerful", "gloomy")[often(style.cheerful)]
@@ -196,7 +192,7 @@ def write(prompt, style, generator):
             parts.append(one_of(SENTENCES[mood]))
         else:
             adjective = one_of(CHEERFUL if mood == "cheerful" else GLOOMY)
-            parts.append(f"The {one_of(asked)} was {one_of(DEGREES)}{adjective}.")
+            parts.append(f"The {topic} was {one_of(DEGREES)}{adjective}.")
     closing = (SENTENCES["tidy"], UNFINISHED, None)[often(style.tidy, style.unfinished)]
     return " " + " ".join(parts + ([one_of(closing)] if closing else []))
 
