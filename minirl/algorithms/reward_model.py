@@ -26,7 +26,7 @@ from minirl.worlds.rows import encode_rows, pack_rows
 class RewardModelConfig(Settings):
     """Settings of the reward model's training."""
 
-    lr: NonNegative = 1e-3
+    lr: NonNegative = 2e-3
     """AdamW step size (InstructGPT, appendix C: 9e-6 for a model of 6 billion parameters)."""
     lr_decay: bool = True
     """Let the step size fall to 0 over the run (InstructGPT: to a tenth, along a cosine)."""

@@ -28,7 +28,7 @@ class Comparisons(Settings):
     """Your own preferences: JSON Lines with prompt, chosen and rejected (a tenth of them is kept for evaluation)."""
     samples_from: Path = Path("runs/sft-reviews")
     """Model whose completions are compared, where there is no --data."""
-    pairs: Count = 3_000
+    pairs: Count = 6_000
     """Comparisons to make."""
     held_out_pairs: Count = 1_000
     """More of them, on held-out prompts, for evaluation."""

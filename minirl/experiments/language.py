@@ -52,8 +52,8 @@ class Pretrain(Machine):
     """Attention heads of each."""
     n_embd: Count = 64
     """Width."""
-    block_size: Count = 64
-    """Longest text in tokens."""
+    block_size: Count = 96
+    """Longest text in tokens; q-sharp needs room for a prompt, a beginning and a whole completion."""
     sft: SFTConfig = field(default_factory=lambda: SFTConfig(lr=3e-3, lr_decay=True))
     """The optimiser."""
     steps: Count = 2080
@@ -118,8 +118,8 @@ class Finetune(Machine):
         if task != "reviews":
             return cls(task=task)
         return cls(
-            task=task, out=Path("runs/sft-reviews"), sft=SFTConfig(lr=1e-3, lr_decay=True), stop_at=None, steps=200,
-            demonstrations=8_000, evaluate_every=50,
+            task=task, out=Path("runs/sft-reviews"), sft=SFTConfig(lr=3e-3, lr_decay=True), stop_at=None, steps=250,
+            demonstrations=12_000, evaluate_every=50,
         )  # fmt: skip
 
     def run(self):

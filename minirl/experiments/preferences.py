@@ -24,7 +24,7 @@ from minirl.training import fit
 from minirl.worlds.jsonl import write_jsonl
 from minirl.worlds.text import TokenWorld
 
-BEST_OF = (1, 2, 4, 8, 16)
+BEST_OF, SAMPLES = (1, 2, 4, 8, 16), 64  # of n; completions of each prompt from which the best are chosen
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class RewardModelRun(PreferenceRun):
 
         return model, evaluate, save
 
-    def samples_to_rank(self, device, repeats=64):
+    def samples_to_rank(self, device, repeats=SAMPLES):
         """(prompts, completions, truth): `repeats` completions of every held-out prompt, by who is compared."""
         if self.comparisons.data:
             return None
@@ -146,9 +146,8 @@ class RewardModelRun(PreferenceRun):
 
     def best_of(self, reward, prompts, completions, truth):
         """Rows of best_of.csv: mean true score of the best of k, chosen by the model and by the truth."""
-        count = len(set(prompts))
-        scores = torch.tensor(reward.raw(prompts, completions), dtype=torch.float64).view(count, -1)
-        truth = torch.tensor(truth, dtype=torch.float64).view(count, -1)
+        scores = torch.tensor(reward.raw(prompts, completions), dtype=torch.float64).view(-1, SAMPLES)
+        truth = torch.tensor(truth, dtype=torch.float64).view(-1, SAMPLES)
         return [
             {"k": k, "true_score_by_model": best_of_k(scores, truth, k),
              "learned_score_by_model": best_of_k(scores, (scores - scores.mean()) / scores.std(), k),

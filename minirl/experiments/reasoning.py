@@ -1,0 +1,67 @@
+"""Two jobs of the story about sums that are thought through: R1-Zero and its ablation, and process supervision."""
+
+import time
+from dataclasses import dataclass, replace
+
+from minirl.algorithms.grpo import GRPOConfig
+from minirl.experiments.language import Pretrain
+from minirl.experiments.methods import Method
+from minirl.experiments.on_policy import Run
+from minirl.experiments.r1_zero import R1Zero
+from minirl.experiments.settings import ArithmeticSettings, RunSettings, SumsSettings
+
+
+def curve(title, history):
+    """Rows for the report: one for every evaluation of a run on sums."""
+    return [{"run": title, "update": row["step"]} | {
+        name: row.get(name, "") for name in (
+            "eval_accuracy_greedy", "eval_accuracy_sampled", "eval_format_sampled", "eval_response_length", "score",
+            "reward_off_vocabulary",
+        )} for row in history if "eval_accuracy_greedy" in row]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Reasoning(Method):
+    """R1-Zero from a base model, or from an untrained one."""
+
+    start: str = "base"
+    quick: bool = False
+
+    def run(self, advance):
+        """Train; returns the curve."""
+        began = time.perf_counter()
+        command = R1Zero(
+            out=self.out, start=self.start, seed=self.story.seed, device=self.story.device, quiet=True,
+            **({"updates": 2} if self.quick else {}),
+        )  # fmt: skip
+        if self.quick:
+            command = replace(command, base=replace(command.base, base_steps=20))
+        summary = command.run()
+        advance(self.size)
+        return {"rows": curve(self.title, summary["history"]), "seconds": time.perf_counter() - began}
+
+
+@dataclass(frozen=True)
+class Supervision(Method):
+    """GRPO with a reward for the outcome against GRPO with a reward for each step, from one weak base that thinks."""
+
+    quick: bool = False
+
+    def run(self, advance):
+        """Train the base and both; returns their curves."""
+        began, rows = time.perf_counter(), []
+        common = {"seed": self.story.seed, "device": self.story.device, "quiet": True}
+        arithmetic = ArithmeticSettings(terms=5, format="think")
+        base = Pretrain(
+            out=self.out / "base", arithmetic=arithmetic, thinking=1.0, wrong_thinking=0.0, forgetful=0.0, wrong=0.0,
+            reviews=0, steps=20 if self.quick else 500, evaluate_every=500, **common,
+        )  # fmt: skip
+        base.run()
+        for kind in ("outcome", "process"):
+            world = SumsSettings(
+                init=base.out, arithmetic=arithmetic, group_size=8, prompts_per_batch=32,
+            )  # fmt: skip
+            run = Run("grpo", "arithmetic", GRPOConfig(kl_beta=0.0, lr=5e-4, lr_decay=False, supervision=kind), world,
+                      RunSettings(out=self.out / kind, updates=2 if self.quick else 60, evaluate_every=2, **common))
+            rows += curve(kind, run.start(on_log=lambda row: advance(self.size / 122))["history"])
+        return {"rows": rows, "seconds": time.perf_counter() - began}
