@@ -43,13 +43,16 @@ def lines_of_code(*modules):
 
 
 def peak_megabytes():
-    """Most memory that this process has had, in megabytes; None where the system does not tell (Windows)."""
-    try:
+    """Most memory that this process has had, in megabytes; None where the system does not tell."""
+    status = Path("/proc/self/status")  # Linux; getrusage there begins with what the parent process had
+    if status.is_file():
+        peak = next(line for line in status.read_text(encoding="utf-8").splitlines() if line.startswith("VmHWM"))
+        return int(peak.split()[1]) / 1024
+    if sys.platform == "darwin":
         import resource
-    except ImportError:
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    return None
 
 
 def measure(name, story, updates, connection):

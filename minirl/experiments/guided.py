@@ -64,7 +64,7 @@ class QSharpRun(Machine):
     """Folder for the guide, metrics.csv, config.json and samples; an earlier run there is replaced."""
     world: ReviewsSettings = field(default_factory=lambda: ReviewsSettings(prompts_per_batch=256))
     """Where the reference acts and who rewards it."""
-    algorithm: QSharpConfig = field(default_factory=lambda: QSharpConfig(eta=0.25, bins=21))
+    algorithm: QSharpConfig = field(default_factory=lambda: QSharpConfig(eta=0.2, bins=21))
     """Q#."""
     rollouts: Count = 4096
     """Completions to learn from in each round, those of earlier rounds are kept."""

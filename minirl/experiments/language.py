@@ -60,8 +60,8 @@ class Pretrain(Machine):
     """Optimiser steps."""
     batch_size: Count = 64
     """Texts in each."""
-    evaluate_every: Count = 400
-    """Steps between evaluations."""
+    evaluate_every: Whole = 400
+    """Steps between evaluations; 0 for one before and one after training."""
     quiet: bool = False
     """No progress bar."""
 
@@ -76,7 +76,8 @@ class Pretrain(Machine):
             self.documents, generator, thinking=self.thinking, forgetful=self.forgetful, wrong=self.wrong,
             wrong_thinking=self.wrong_thinking, random_answers=self.random_answers,
         )  # fmt: skip
-        kinds = [texts] if texts else []
+        direct = [text for text in texts if "<think>" not in text[1]]
+        kinds = [kind for kind in (direct, [text for text in texts if "<think>" in text[1]]) if kind]
         reviews = sorted(Reviews().pretraining_texts(self.reviews, generator), key=lambda text: len("".join(text)))
         third = -(-len(reviews) // 3)  # rows of like length are read together
         kinds += [reviews[first : first + third] for first in range(0, len(reviews), third)] if reviews else []
@@ -107,8 +108,8 @@ class Finetune(Machine):
     """Texts in each."""
     demonstrations: Count = 10_000
     """Answers to learn from."""
-    evaluate_every: Count = 2
-    """Steps between evaluations."""
+    evaluate_every: Whole = 2
+    """Steps between evaluations; 0 for one before and one after training."""
     quiet: bool = False
     """No progress bar."""
 

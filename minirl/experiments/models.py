@@ -84,7 +84,7 @@ def save_reward_model(folder, reward):
     """Write a LearnedReward to folder/reward_model."""
     folder, critic = Path(folder) / "reward_model", reward.model.critic
     write_language_model(folder, critic.trunk, reward.tokenizer)
-    numbers = {"mean": torch.tensor(reward.mean), "std": torch.tensor(reward.std)}
+    numbers = {name: torch.tensor(getattr(reward, name), dtype=torch.float64) for name in ("mean", "std")}
     with replacing(folder / "head.safetensors") as temporary:
         save_file({name: tensor.contiguous() for name, tensor in critic.head.state_dict().items()} | numbers, temporary)
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minirl.algorithms.dpo import DPOConfig
-from minirl.algorithms.orpo import ORPOConfig
 from minirl.algorithms.settings import Seed, Settings, Whole
 from minirl.experiments.comparisons import Comparisons
 from minirl.experiments.costs import Cost
@@ -27,7 +26,7 @@ from minirl.tracking import say, write_config, write_rows
 from minirl.training import resolve_device
 
 BETAS = (0.03, 0.1, 0.3, 1.0)
-COMPARED = ("sft", "ppo", "trpo", "reinforce", "grpo", "dpo beta=0.1", "rejection-sampling", "q-sharp", "orpo")
+COMPARED = ("sft", "ppo", "trpo", "reinforce", "grpo", "dpo beta=0.3", "rejection-sampling", "q-sharp", "orpo")
 TULU = {  # a PPO run with one of the five details of Tulu 3, section 6.2, undone: config, world
     "all five": ({}, {}),
     "value model from the policy": ({}, {"critic_from": "policy"}),
@@ -96,8 +95,8 @@ class PostTraining(Settings):
     def jobs(self, story):
         """The methods, the longest first."""
         updates, steps = ({"updates": 2}, {"steps": 5}) if self.quick else ({}, {})
-        free = {"lr": 1e-4, "lr_decay": False}
-        long = {"updates": 4} if self.quick else {"updates": 100, "evaluate_every": 3}
+        free = {"lr": 7e-5, "lr_decay": False}  # slowly, for a dense curve
+        long = {"updates": 4} if self.quick else {"updates": 90, "evaluate_every": 2}
         guided = replace(QSharpRun(), **({"steps": 5, "rollouts": 256} if self.quick else {}))
         jobs = [
             OnPolicyMethod("ppo without KL", story, 140, config=free, world={"kl_coef": 0.0}, **long),
@@ -105,7 +104,7 @@ class PostTraining(Settings):
             *(OnPolicyMethod(name, story, 90, algorithm=name, **updates)
               for name in ("ppo", "trpo", "reinforce", "grpo", "rejection-sampling")),
             GuidedMethod("q-sharp", story, 90, command=guided),
-            PairsMethod("orpo", story, 60, command=replace(ORPORun(), algorithm=ORPOConfig(orpo_lambda=1.0), **steps)),
+            PairsMethod("orpo", story, 60, command=replace(ORPORun(), **steps)),
             *(PairsMethod(f"dpo beta={beta}", story, 40, command=replace(
                 DPORun(), algorithm=DPOConfig(dpo_beta=beta), **steps)) for beta in BETAS),
             OnPolicyMethod("rules", story, 60, world={"reward": "rules", "reward_scale": 10.0}, **updates),

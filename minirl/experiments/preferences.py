@@ -176,7 +176,7 @@ class PolicyRun(PreferenceRun):
 
         def evaluate(step):
             metrics, samples = {}, []
-            if not self.comparisons.data:
+            if not self.comparisons.data or self.comparisons.samples_from.is_dir():
                 count = 160 if self.comparisons.task == "reviews" else None
                 metrics, samples = world.evaluate(policy, count, seed=self.seed)
             metrics["pair_accuracy"] = accuracy()
@@ -191,8 +191,10 @@ class DPORun(PolicyRun):
 
     out: Path = Path("runs/dpo")
     """Folder for the model, preferences.jsonl, metrics.csv, config.json; an earlier run there is replaced."""
-    algorithm: DPOConfig = field(default_factory=DPOConfig)
+    algorithm: DPOConfig = field(default_factory=lambda: DPOConfig(dpo_beta=0.3))
     """DPO."""
+    steps: Count = 120
+    """Optimiser steps."""
 
     def prepared(self, gpt, tokenizer, judged, ceiling, device):
         """(algorithm, evaluate, save) for `run`."""
@@ -216,8 +218,10 @@ class ORPORun(PolicyRun):
     """Folder for the model, preferences.jsonl, metrics.csv, config.json; an earlier run there is replaced."""
     init: Path = Path("runs/pretrain")
     """Run (or model folder) to start from: the base model."""
-    algorithm: ORPOConfig = field(default_factory=ORPOConfig)
+    algorithm: ORPOConfig = field(default_factory=lambda: ORPOConfig(orpo_lambda=2.0, lr=3e-3))
     """ORPO."""
+    steps: Count = 300
+    """Optimiser steps."""
 
     def prepared(self, gpt, tokenizer, judged, ceiling, device):
         """(algorithm, evaluate, save) for `run`. Only the evaluation looks at the SFT model, to tell the KL to it."""

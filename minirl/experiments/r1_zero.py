@@ -27,11 +27,11 @@ PANELS = ("reward_accuracy", "reward_format", "response_length", "reward_off_voc
 class Base(Settings):
     """What the base model has read, where r1-zero makes it itself."""
 
-    thinking: Share = 0.2
+    thinking: Share = 0.27
     """Share of the documents that think."""
-    random_answers: Share = 0.9
+    random_answers: Share = 1.0
     """Share of the direct answers that are any number."""
-    base_steps: Count = 1_500
+    base_steps: Count = 2_200
     """Optimiser steps of its training."""
 
 
@@ -51,9 +51,9 @@ class R1Zero(Machine):
         arithmetic=ArithmeticSettings(terms=4, format="think"), format_weight=0.2, group_size=8, prompts_per_batch=32,
     ))  # fmt: skip
     """The sums and their rewards."""
-    algorithm: GRPOConfig = field(default_factory=lambda: GRPOConfig(kl_beta=0.001, lr=1e-3))
+    algorithm: GRPOConfig = field(default_factory=lambda: GRPOConfig(kl_beta=0.001, lr=5e-4))
     """GRPO (R1-Zero: beta 0.001)."""
-    updates: Count = 40
+    updates: Count = 50
     """Batches to learn from."""
     evaluate_every: Count = 4
     """Updates between evaluations."""

@@ -84,6 +84,7 @@ def text_setup(task, settings, seed, device):
     if settings.keep_dropout:
         set_dropout(gpt, settings.keep_dropout)
         policy.keep_dropout = True
+        policy.train()  # a loaded model is in eval mode, where it has none
     made = settings.arithmetic.task() if task == "arithmetic" else Reviews()
     longest = settings.max_new_tokens or made.max_new_tokens
     if settings.data:

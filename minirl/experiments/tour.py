@@ -1,19 +1,23 @@
 """The command tour: the whole package in minutes. One tiny GPT learns sums, one walker learns to walk, by one code.
 
     pretrain -> sft -> { reinforce, trpo, ppo, grpo } on sums, each from that same checkpoint, with the rule as reward
+             -> sft on reviews -> comparisons -> { reward-model, dpo },  orpo without that sft; short versions
                        { trpo, ppo } on Walker2d, from nothing
 
-The four and the two are independent, so they run side by side, a process with one thread for each core.
+What comes after the first two is independent, so it runs side by side, a process with one thread for each core.
 """
 
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from minirl.algorithms.settings import Count, Seed, Settings, Whole
+from minirl.experiments.comparisons import Comparisons
 from minirl.experiments.language import Finetune, Pretrain
-from minirl.experiments.on_policy import ALGORITHMS, Run, RunSettings
+from minirl.experiments.on_policy import Run, RunSettings
 from minirl.experiments.parallel import run_jobs
+from minirl.experiments.preferences import DPORun, ORPORun, RewardModelRun
 from minirl.experiments.report import write_report
+from minirl.experiments.table import ALGORITHMS
 from minirl.plotting import read_metrics, tour_figure
 from minirl.tracking import read_rows, say, write_config, write_rows
 from minirl.training import resolve_device
@@ -22,9 +26,12 @@ COLUMNS = {  # of results.csv -> heading in the tables
     "stage": "stage", "seconds": "seconds",
     "accuracy_greedy_before": "greedy before", "accuracy_greedy_after": "after",
     "accuracy_sampled_before": "sampled before", "accuracy_sampled_after": "after", "kl_to_sft": "KL to SFT (nats)",
+    "pair_accuracy_before": "pairs right before", "pair_accuracy_after": "after",
+    "true_score_before": "true score before", "true_score_after": "after",
     "return_before": "return before", "return_after": "after", "steps_per_second": "steps/s",
 }  # fmt: skip
-ORDER = ("pretrain", "sft", "reinforce", "trpo", "ppo", "grpo")  # of the rows, text before control
+ORDER = ("pretrain", "sft", "reinforce", "trpo", "ppo", "grpo")  # of the rows, sums before reviews before control
+REVIEWS = ("sft reviews", "reward-model", "dpo", "orpo")
 LAST = 3  # evaluations that "after" is the mean of
 
 
@@ -56,6 +63,34 @@ class Stage:
         return result_row(self.title, summary)
 
 
+@dataclass(frozen=True)
+class Preferences:
+    """Four short stages on reviews, one after the other: a job for run_jobs whose result is a list of rows."""
+
+    tour: "Tour"
+    base: Path
+    size: float = 100.0
+    title = "reviews"
+
+    def run(self, advance):
+        """Fine-tune, learn to score, DPO, and ORPO from the base; returns their rows of results.csv."""
+        out, common = self.tour.out, {"seed": self.tour.seed, "device": self.tour.device, "quiet": True}
+        sft, model = out / "sft-reviews", out / "reward-model"
+        made = Comparisons(samples_from=sft, pairs=3_000, held_out_pairs=500)
+        kept = replace(made, data=model / "preferences.jsonl")
+        commands = {
+            "sft reviews": replace(Finetune.of("reviews"), out=sft, init=self.base, steps=150, **common),
+            "reward-model": RewardModelRun(out=model, init=sft, comparisons=made, steps=120, **common),
+            "dpo": DPORun(out=out / "dpo", init=sft, comparisons=kept, steps=60, **common),
+            "orpo": ORPORun(out=out / "orpo", init=self.base, comparisons=kept, steps=120, **common),
+        }  # fmt: skip
+        rows = []
+        for title, command in commands.items():
+            rows.append(result_row(title, command.run()))
+            advance(self.size / len(commands))
+        return rows
+
+
 def result_row(stage, summary):
     """A row of results.csv from a run's summary; `after` is the mean of its last evaluations."""
     before, after = summary["before"], dict(summary["after"])
@@ -64,15 +99,18 @@ def result_row(stage, summary):
         if evaluations:
             after[name] = sum(row[name] for row in evaluations) / len(evaluations)
     row = {"stage": stage, "seconds": summary["seconds"]}
-    for name in ("accuracy_greedy", "accuracy_sampled", "return"):
-        row[f"{name}_before"], row[f"{name}_after"] = before.get(f"eval_{name}", ""), after.get(f"eval_{name}", "")
-    row["kl_to_sft"] = after.get("eval_kl_policy_ref", "") if stage in ALGORITHMS else ""
+    sources = {"accuracy_greedy": "accuracy_greedy", "accuracy_sampled": "accuracy_sampled", "return": "return",
+               "pair_accuracy": "accuracy" if stage == "reward-model" else "pair_accuracy",
+               "true_score": "true_score_sampled"}  # fmt: skip
+    for name, source in sources.items():
+        row[f"{name}_before"], row[f"{name}_after"] = before.get(f"eval_{source}", ""), after.get(f"eval_{source}", "")
+    row["kl_to_sft"] = after.get("eval_kl_policy_ref", "") if stage in (*ALGORITHMS, "dpo", "orpo") else ""
     return row | {"steps_per_second": summary["steps_per_second"]}
 
 
 @dataclass(frozen=True)
 class Tour(Settings):
-    """See everything once: pretrain, fine-tune, four algorithms on text, two on a walker; a table and a report."""
+    """See everything once: pretrain, fine-tune, four algorithms on sums, preferences on reviews, two on a walker."""
 
     quick: bool = False
     """One learning curve only: PPO in both worlds, within 90 seconds."""
@@ -112,8 +150,8 @@ class Tour(Settings):
         )
         done.add("sft", sft.out, sft.run())
         failed = run_jobs(
-            self.stages(sft.out), self.workers, "side by side", "s of work", self.quiet,
-            finished=lambda stage, row: done.add(stage.title, stage.settings.out, row),
+            self.stages(sft.out, pretrain.out), self.workers, "side by side", "s of work", self.quiet,
+            finished=done.take,
         )  # fmt: skip
         say(done.table())
         say(f"\nopen {self.out / 'report.html'} in a browser, or look at {self.out / 'tour.png'}")
@@ -121,7 +159,7 @@ class Tour(Settings):
             say(f"{len(failed)} of the stages failed: {', '.join(failed)}")
         return done.rows, failed
 
-    def stages(self, init):
+    def stages(self, init, base):
         """What comes after fine-tuning, the longest first."""
         if self.quick:
             plan = [("ppo", self.env, 20), ("ppo", "arithmetic", 15)]
@@ -130,7 +168,8 @@ class Tour(Settings):
             plan = [("trpo", "arithmetic", 60), ("ppo", self.env, 60), ("ppo", "arithmetic", 50),
                     ("trpo", self.env, 40), ("reinforce", "arithmetic", 40), ("grpo", "arithmetic", 40)]  # fmt: skip
             updates, env_steps = None, self.env_steps
-        return [
+        reviews = [] if self.quick else [Preferences(self, base)]
+        return reviews + [
             Stage(algorithm, task, size, init=init, settings=RunSettings(
                 self.out / (algorithm if task == "arithmetic" else f"{algorithm}-{task}"),
                 updates=updates if task == "arithmetic" else None,
@@ -147,10 +186,16 @@ class Progress:
     def __init__(self, tour):
         self.tour, self.rows, self.folders = tour, [], {}
 
+    def take(self, job, result):
+        """Take in what a job gave: a row, or several."""
+        for row in result if isinstance(result, list) else [result]:
+            place = job.settings.out if isinstance(job, Stage) else self.tour.out / row["stage"].replace(" ", "-")
+            self.add(row["stage"], place, row)
+
     def add(self, stage, folder, summary):
         """Take in a finished stage: a run's summary, or the row made from it."""
         self.rows.append(summary if "stage" in summary else result_row(stage, summary))
-        self.rows.sort(key=lambda row: ORDER.index(row["stage"].split()[0]) + 10 * (" " in row["stage"]))
+        self.rows.sort(key=lambda row: place_of(row["stage"]))
         self.folders[stage] = Path(folder)
         self.folders = {row["stage"]: self.folders[row["stage"]] for row in self.rows}
         out = self.tour.out
@@ -159,7 +204,7 @@ class Progress:
         write_rows(out / "metrics.csv", logs, list(dict.fromkeys(column for row in logs for column in row)))
         curves = {name: read_metrics(path / "metrics.csv") for name, path in self.folders.items()}
         walkers = {name.split()[0]: columns for name, columns in curves.items() if self.tour.env in name}
-        text = {name: columns for name, columns in curves.items() if name in ALGORITHMS}
+        text = {name: columns for name, columns in curves.items() if name in ORDER[2:]}
         sft = [row["accuracy_greedy_after"] for row in self.rows if row["stage"] == "sft"]
         tour_figure(
             text, walkers, out / "tour.png", accuracy="eval_accuracy_greedy", kl="eval_kl_policy_ref",
@@ -180,10 +225,15 @@ class Progress:
         return "\n".join(["  ".join(line) for line in lines] + [units])
 
 
+def place_of(stage):
+    """Of a stage among the rows."""
+    return 10 + REVIEWS.index(stage) if stage in REVIEWS else ORDER.index(stage.split()[0]) + 20 * (" " in stage)
+
+
 def shown(column, value):
     """A cell of results.csv for people."""
     if isinstance(value, str):
         return value
     if "accuracy" in column:
         return f"{value:.0%}"
-    return f"{value:.2f}" if column == "kl_to_sft" else f"{value:,.0f}"
+    return f"{value:.2f}" if column == "kl_to_sft" or "true_score" in column else f"{value:,.0f}"

@@ -129,7 +129,7 @@ class Reviews:
         prompts = [phrase.format(topic) for phrase in PHRASES for topic in TOPICS]
         if not 0 <= held_out <= len(prompts) // 2:
             raise ValueError(f"held_out is {held_out}; it must be 0 to {len(prompts) // 2}, half of the prompts")
-        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed)).tolist()
+        order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(seed), device="cpu").tolist()
         self._held_out = [prompts[index] for index in order[:held_out]]
         self._training = [prompts[index] for index in order[held_out:]]
 
@@ -143,7 +143,7 @@ class Reviews:
 
     def sample(self, n, generator):
         """n training prompts, drawn with replacement: (prompts, columns)."""
-        return self.ask(torch.randint(len(self), (n,), generator=generator).tolist())
+        return self.ask(torch.randint(len(self), (n,), generator=generator, device="cpu").tolist())
 
     def held_out(self, n=None):
         """The first n (None: all) held-out prompts, repeated from the start if n is more: (prompts, columns)."""
@@ -176,11 +176,11 @@ def write(prompt, style, generator):
 
     def often(*shares):
         """Index of the share that a random number falls into; len(shares) for none of them."""
-        number = float(torch.rand((), generator=generator, dtype=torch.float64))
+        number = float(torch.rand((), generator=generator, dtype=torch.float64, device="cpu"))
         return next((i for i in range(len(shares)) if number < sum(shares[: i + 1])), len(shares))
 
     def one_of(options):
-        return options[int(torch.randint(len(options), (), generator=generator))]
+        return options[int(torch.randint(len(options), (), generator=generator, device="cpu"))]
 
     topic = topic_of(prompt)
     parts = [one_of(SENTENCES[kind]) for kind in [("polite", "rude", None)[often(style.polite, style.rude)]] if kind]
@@ -213,7 +213,8 @@ class Annotator:
 
     def prefers_first(self, prompts, first, second, **columns):
         """(choices, probabilities): (B,) bool, and (B,) float64 P(first ≻ second)."""
-        scores = (torch.tensor(self.truth(prompts, texts, **columns), dtype=torch.float64) for texts in (first, second))
+        like = {"dtype": torch.float64, "device": "cpu"}
+        scores = (torch.tensor(self.truth(prompts, texts, **columns), **like) for texts in (first, second))
         probabilities = torch.sigmoid(self.strength * (next(scores) - next(scores)))
-        noise = torch.rand(len(probabilities), generator=self.generator, dtype=torch.float64)
+        noise = torch.rand(len(probabilities), generator=self.generator, **like)
         return noise < probabilities, probabilities

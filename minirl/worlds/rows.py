@@ -5,7 +5,7 @@ action at t. Nobody else shifts. Causal attention then needs no padding mask; le
 `generate`. Masks come from lengths, never from ids: padding may have the end token's id.
 """
 
-from itertools import accumulate
+from bisect import bisect_left
 
 import torch
 
@@ -77,14 +77,17 @@ def place_steps(tokenizer, actions, mask, steps):
         (step_rewards, step_ends): (B, T) float and bool; a step ends with the token that holds its last character, and
         the last step of a row with the row, end token included.
     """
-    rewards, ends = torch.zeros(mask.shape), torch.zeros(mask.shape, dtype=torch.bool)
+    rewards, ends = (torch.zeros(mask.shape, dtype=kind, device="cpu") for kind in (torch.float32, torch.bool))
     for row, places in enumerate(steps):
         columns = mask[row].nonzero().squeeze(1).tolist()
-        lengths = [len(tokenizer.decode([index])) for index in actions[row, columns].tolist()]
-        reached = list(accumulate(lengths))
+        ids = actions[row, columns].tolist()
+
+        def reached(count, ids=ids):  # a character may take several tokens, so lengths of single ones do not add up
+            return len(tokenizer.decode(ids[:count]))
+
         for number, (end, reward) in enumerate(places):
             last = number == len(places) - 1
-            at = columns[-1] if last else columns[next(i for i, length in enumerate(reached) if length >= end)]
+            at = columns[-1] if last else columns[bisect_left(range(1, len(ids)), end, key=reached)]
             rewards[row, at] += reward  # a token may hold the ends of two steps
             ends[row, at] = True
     return rewards.to(mask.device), ends.to(mask.device)

@@ -184,6 +184,8 @@ class TokenWorld:
             torch.manual_seed(seed)
             obs, _, mask, sampled, ended = self.complete(policy, prompts)
             *_, greedy, _ = self.complete(policy, prompts, greedy=True)
+            if reference is not None:  # a policy that keeps its dropout draws here, too
+                kl = masked_sum(kl_divergence(policy(obs), reference(obs)), mask, dim=1)
         metrics, scores = {}, {}
         for name, judge in (self.judges or {"score": self.reward}).items():
             scores[name] = judge(prompts, greedy, **columns)
@@ -194,7 +196,6 @@ class TokenWorld:
             "ended_fraction": float(ended.float().mean()),
         }
         if reference is not None:
-            kl = masked_sum(kl_divergence(policy(obs), reference(obs)), mask, dim=1)
             metrics["kl_policy_ref"] = float(masked_mean(kl, torch.ones_like(kl)))
         samples = [
             {name: column[index] for name, column in columns.items()}

@@ -11,6 +11,7 @@ from minirl.functional.kl import categorical_kl
 from minirl.functional.returns import gae
 from minirl.models.policies import TokenPolicy
 from minirl.models.tokenizer import END, PAD, Tokenizer
+from minirl.worlds.rewards import WeightedRewards
 from minirl.worlds.text import TokenWorld, allowed_ids, encode_rows, pack_completions, pack_rows
 
 
@@ -235,6 +236,186 @@ def test_the_stream_of_prompts_is_seeded_and_saved(make_text):
     assert prompts(another, policy) == second
 
 
+# ---- epochs of prompts
+
+
+class Numbered:
+    """A task of `count` prompts that can be asked one by one; a column says each prompt's number."""
+
+    names = [a + b for a in "abcdefgh" for b in "abcdefgh"]
+
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def ask(self, indices):
+        return [self.names[index] for index in indices], {"number": list(indices)}
+
+    def sample(self, n, generator):
+        return self.ask(torch.randint(self.count, (n,), generator=generator).tolist())
+
+
+def numbers_asked(world, batches):
+    """The numbers of the next prompts, batch after batch in one list; checks that columns stay with their prompts."""
+    numbers = []
+    for _ in range(batches):
+        prompts, columns = world.next_prompts()
+        assert prompts == [Numbered.names[number] for number in columns["number"]]
+        numbers += columns["number"]
+    return numbers
+
+
+def epochs_world(count, size, seed=0, **settings):
+    return TokenWorld(Numbered(count), None, None, 5, prompts_per_batch=size, seed=seed, **settings)
+
+
+@pytest.mark.parametrize(("count", "size"), [(12, 4), (12, 5), (7, 7), (3, 10), (5, 1)])
+def test_every_prompt_is_asked_once_per_epoch(count, size):
+    # in batches that divide an epoch, straddle two, are one, are several, or are single prompts
+    asked = numbers_asked(epochs_world(count, size), 3 * count)  # 3 · size epochs
+    epochs = [asked[first : first + count] for first in range(0, len(asked), count)]
+    assert len(epochs) == 3 * size and all(sorted(epoch) == list(range(count)) for epoch in epochs)
+    if count > 3:
+        assert epochs[0] != epochs[1] != epochs[2] and epochs[0] != list(range(count))
+
+
+def test_epochs_are_seeded():
+    asked = numbers_asked(epochs_world(30, 4), 20)
+    assert asked == numbers_asked(epochs_world(30, 4), 20) != numbers_asked(epochs_world(30, 4, seed=1), 20)
+
+
+def test_a_group_is_one_prompt_of_the_epoch():
+    asked = numbers_asked(epochs_world(6, 3, group_size=2), 2)
+    assert asked[::2] == asked[1::2] and sorted(asked[::2]) == list(range(6))
+
+
+def test_an_epoch_goes_on_where_it_was_saved():
+    world = epochs_world(11, 4)
+    numbers_asked(world, 2)
+    state = copy.deepcopy(world.state_dict())
+    assert len(state["waiting"]) == 3  # 11 − 2 · 4
+    wanted = numbers_asked(world, 9)
+    other = epochs_world(11, 4, seed=9)
+    numbers_asked(other, 1)
+    other.load_state_dict(state)
+    assert numbers_asked(other, 9) == wanted
+    assert len(state["waiting"]) == 3  # what was saved is not consumed
+
+
+def test_without_reshuffling_prompts_are_drawn_with_replacement():
+    # 12 of 12 with replacement are all different with probability 12!/12^12 = 5e-5 only, 20 times over never
+    world = epochs_world(12, 12, reshuffle=False)
+    batches = [numbers_asked(world, 1) for _ in range(20)]
+    assert all(len(set(batch)) < 12 for batch in batches) and set(sum(batches, [])) == set(range(12))
+    assert not len(world.state_dict()["waiting"])
+    assert batches[0] == Numbered(12).sample(12, torch.Generator().manual_seed(0))[1]["number"]
+
+
+def test_a_task_that_cannot_be_asked_is_sampled(make_text):
+    assert not make_text()[0].reshuffle and epochs_world(3, 1).reshuffle
+
+
+# ---- rewards of steps, and of several parts
+
+
+def test_rewards_of_steps_lie_where_the_steps_end(letters):
+    # a letter is a token: steps after 1 letter (0.5) and at the row's end (2); after 2 and 4 letters, and at the end
+    # of a row that has no end token; and one step in a row that is its end token alone
+    steps = [[(1, 0.5), (2, 2.0)], [(2, 1.0), (4, -1.0), (5, 0.25)], [(0, 3.0)]]
+
+    def step_rewards(prompts, completions):
+        assert prompts == ["a", "b", "c"] and completions == ["ab", "abcde", ""]
+        return steps
+
+    batch, _, _ = scripted_world(letters, ["a", "b", "c"], RESPONSES, [9.0, 8.0, 7.0], step_rewards=step_rewards)
+    assert batch.step_rewards.tolist() == [[0.5, 0, 2, 0, 0], [0, 1, 0, -1, 0.25], [3, 0, 0, 0, 0]]
+    assert batch.step_ends.long().tolist() == [[1, 0, 1, 0, 0], [0, 1, 0, 1, 1], [1, 0, 0, 0, 0]]
+    assert batch.rewards.sum(1).tolist() == [9, 8, 7]  # the outcome is another matter
+
+
+def test_steps_stand_behind_prompts_of_unequal_length(letters):
+    batch, _, _ = scripted_world(
+        letters, ["fgh", "b"], RESPONSES[:2], [0.0, 0.0],
+        step_rewards=lambda prompts, completions: [[(1, 1.0), (2, 2.0)], [(3, 3.0), (5, 4.0)]],
+    )  # fmt: skip
+    # actions are g h a b END and a b c d e
+    assert batch.step_rewards.tolist() == [[0, 0, 1, 0, 2], [0, 0, 3, 0, 4]]
+    assert batch.step_ends.long().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 1]]
+
+
+def test_steps_get_their_columns_in_groups(make_text):
+    world, policy, _ = make_text(group_size=3)
+
+    def step_rewards(prompts, completions, first):
+        assert [prompt[0] for prompt in prompts] == first and len(completions) == 12
+        return [[(len(text), 1.0)] for text in completions]
+
+    world.step_rewards = step_rewards
+    batch = world.collect(policy)
+    assert torch.equal(batch.step_ends, batch.terminated) and batch.step_rewards.sum() == 12
+    assert (batch.step_rewards == batch.step_ends).all()
+    world.step_rewards = None
+    assert world.collect(policy).step_rewards is None
+
+
+def test_parts_of_a_reward_are_logged(letters):
+    reward = WeightedRewards({
+        "length": (2.0, lambda prompts, texts: [float(len(text)) for text in texts]),
+        "empty": (0.0, lambda prompts, texts: [float(not text) for text in texts]),
+    })  # fmt: skip
+    world = TokenWorld(Asked("a", "b", "c"), letters, reward, 5)
+    batch = world.collect(Scripted(RESPONSES))
+    # completions of 2, 5 and 0 letters: scores 4, 10, 0; the parts are means without weights
+    assert batch.scores.tolist() == [4, 10, 0]
+    assert batch.metrics["reward_length"] == pytest.approx(7 / 3) and batch.metrics["reward_empty"] == 1 / 3
+    assert batch.metrics["score"] == pytest.approx(14 / 3)
+
+
+# ---- going on
+
+
+def test_going_on_by_hand(letters):
+    # five tokens in all: [0] may get four more, [1, 2, 3] two; what is drawn beyond that is cut, as is what follows END
+    world = TokenWorld(Asked(), letters, None, 5)
+    new = [[4, 5, END_ID, PAD_ID], [6, 7, END_ID, PAD_ID], [6, END_ID, PAD_ID, PAD_ID], [4, 5, 6, 7]]
+    policy, asked = Scripted(new), {}
+    generate = policy.generate
+    policy.generate = lambda ids, count, **options: asked.update(count=count) or generate(ids, count, **options)
+    responses, ended = world.go_on(policy, [[0, 1], [2], [3], [4, 5, 6]], [[0], [1, 2, 3], [], [7]], greedy=True)
+    assert responses == [[0, 4, 5, END_ID], [1, 2, 3, 6, 7], [6, END_ID], [7, 4, 5, 6, 7]]
+    assert ended == [True, False, True, False] and policy.options["greedy"]
+    assert asked["count"] == 5  # for the row that has not begun
+    assert policy.ids.tolist() == [[9, 0, 1, 0], [2, 1, 2, 3], [9, 9, 9, 3], [4, 5, 6, 7]]
+    assert policy.attention_mask.tolist() == [[0, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 1], [1, 1, 1, 1]]
+    assert world.texts(responses) == ["aef", "bcdgh", "g", "hefgh"]
+    policy.responses = policy.responses[:1, :3]
+    world.go_on(policy, [[0]], [[1, 2]])
+    assert asked["count"] == 3  # no more than can be used
+
+
+def test_going_on_greedily_repeats_the_whole(make_text):
+    # cut a greedy response anywhere: the rest is the same, whatever stands beside it
+    world, policy, _ = make_text()
+    prompts = [[0], [6, 7], [2, 0, 1], [5]]
+    whole, ended = world.go_on(policy, prompts, [[]] * 4, greedy=True)
+    for cut in ([0, 1, 2, 3], [3, 0, 1, 2], [1, 1, 1, 1]):
+        begun = [row[: min(c, len(row) - 1)] for row, c in zip(whole, cut, strict=True)]
+        assert world.go_on(policy, prompts, begun, greedy=True) == (whole, ended)
+        assert all(len(row) <= 5 for row in whole)
+
+
+def test_going_on_keeps_what_was_begun(make_text):
+    world, policy, _ = make_text()
+    begun = [[0, 1], [], [3, 3, 3, 3], [2]]
+    torch.manual_seed(1)
+    responses, ended = world.go_on(policy, [[0], [6, 7], [1], [5]], begun)
+    for start, row, end in zip(begun, responses, ended, strict=True):
+        assert row[: len(start)] == start and len(start) < len(row) <= 5
+        assert end == (row[-1] == END_ID) and END_ID not in row[:-1] and (end or len(row) == 5)
+
+
 # ---- evaluating
 
 
@@ -266,6 +447,54 @@ def test_evaluation_measures_what_it_says(make_text):
     assert metrics["response_length"] == mask.sum() / 2 and metrics["ended_fraction"] == ended.float().mean()
     kl = categorical_kl(policy.logits(obs), world.reference.logits(obs)) * mask
     assert abs(metrics["kl_policy_ref"] - kl.sum() / 2) < 1e-10 and metrics["kl_policy_ref"] > 0.01
+
+
+def test_judges_measure_side_by_side(make_text):
+    world, policy, _ = make_text()
+
+    def longest(prompts, texts, first):
+        assert first == [prompt[0] for prompt in prompts]
+        return [len(text) for text in texts]
+
+    world.judges = {"length": longest, "as": lambda prompts, texts, first: [text.count("a") for text in texts]}
+    metrics, samples = world.evaluate(policy, seed=3)
+    prompts = ["bb", "e", "hag"]
+    torch.manual_seed(3)
+    sampled = world.complete(policy, prompts)[3]
+    greedy = world.complete(policy, prompts, greedy=True)[3]
+    for kind, texts in (("greedy", greedy), ("sampled", sampled)):
+        assert metrics[f"length_{kind}"] == sum(map(len, texts)) / 3
+        assert metrics[f"as_{kind}"] == sum(text.count("a") for text in texts) / 3
+    assert not any(name.startswith("score") for name in metrics)  # the reward is no judge here
+    assert [sample["score"] for sample in samples] == [len(text) for text in greedy]  # the first judge's
+
+
+def test_columns_of_a_samples_own_names_give_way(make_text):
+    # a file may have columns called so; the judge gets them, the sample shows what the policy wrote and what it earned
+    world, policy, _ = make_text()
+
+    def held_out(n=None):
+        return ["bb", "e"], {"completion": ["gold b", "gold e"], "score": [-7, -8], "hint": ["x", "y"]}
+
+    def judge(prompts, texts, completion, score, hint):
+        assert completion == ["gold b", "gold e"] and score == [-7, -8]
+        return [float(len(text)) for text in texts]
+
+    world.task.held_out, world.judges = held_out, {"length": judge}
+    _, samples = world.evaluate(policy)
+    greedy = world.complete(policy, ["bb", "e"], greedy=True)[3]
+    assert samples == [
+        {"prompt": prompt, "completion": text, "score": float(len(text)), "hint": hint}
+        for prompt, text, hint in zip(["bb", "e"], greedy, ["x", "y"], strict=True)
+    ]
+
+
+def test_evaluation_leaves_no_trace_where_dropout_is_kept(make_text):
+    world, policy, _ = make_text(dropout=0.3)
+    policy.train().keep_dropout = True
+    random = torch.get_rng_state()
+    first = world.evaluate(policy)
+    assert torch.equal(torch.get_rng_state(), random) and world.evaluate(policy) == first
 
 
 def test_kl_to_the_reference(make_text):
