@@ -64,11 +64,11 @@ class QSharpRun(Machine):
     """Folder for the guide, metrics.csv, config.json and samples; an earlier run there is replaced."""
     world: ReviewsSettings = field(default_factory=lambda: ReviewsSettings(prompts_per_batch=256))
     """Where the reference acts and who rewards it."""
-    algorithm: QSharpConfig = field(default_factory=lambda: QSharpConfig(eta=0.2, bins=21))
+    algorithm: QSharpConfig = field(default_factory=lambda: QSharpConfig(eta=0.2, bins=21, lr=3e-3))
     """Q#."""
     rollouts: Count = 4096
     """Completions to learn from in each round, those of earlier rounds are kept."""
-    steps: Count = 150
+    steps: Count = 200
     """Optimiser steps of each round."""
     batch_size: Count = 64
     """Completions in each."""
@@ -81,6 +81,8 @@ class QSharpRun(Machine):
         """Learn, save, and return a summary."""
         device = self.prepare()
         world, reference, _ = text_setup("reviews", self.world, self.seed, device)
+        if self.world.data and self.world.max_new_tokens is None:  # a beginning and a whole completion need room
+            world.max_new_tokens //= 2
         reference.requires_grad_(False)
         generator, config = torch.Generator().manual_seed(self.seed), self.algorithm
         data = [roll_outs(world, None, reference, generator) for _ in range(self.batches(world))]

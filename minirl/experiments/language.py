@@ -44,6 +44,8 @@ class Pretrain(Machine):
     """Share of the direct answers that are any number that a sum can be."""
     wrong_thinking: Share = 0.5
     """Share of the thinking documents with a digit of the answer wrong."""
+    careless: Share = 0.0
+    """Share of the steps of thinking documents that go wrong; what follows goes on from there."""
     reviews: Whole = 6_000
     """Reviews to read, cheerful and gloomy, polite and rude."""
     n_layer: Count = 2
@@ -74,7 +76,7 @@ class Pretrain(Machine):
         generator, task, texts = torch.Generator().manual_seed(self.seed), self.arithmetic.task(), []
         texts += task.pretraining_texts(
             self.documents, generator, thinking=self.thinking, forgetful=self.forgetful, wrong=self.wrong,
-            wrong_thinking=self.wrong_thinking, random_answers=self.random_answers,
+            wrong_thinking=self.wrong_thinking, random_answers=self.random_answers, careless=self.careless,
         )  # fmt: skip
         direct = [text for text in texts if "<think>" not in text[1]]
         kinds = [kind for kind in (direct, [text for text in texts if "<think>" in text[1]]) if kind]

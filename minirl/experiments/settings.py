@@ -107,7 +107,7 @@ class ReviewsSettings(TextSettings):
     critic_from: Literal["reward-model", "policy"] = "reward-model"
     """What the critic starts as (Tulu 3: the reward model)."""
     evaluate_prompts: Count = 160
-    """Held-out prompts of an evaluation; more than the 20 that there are means several completions of each."""
+    """Held-out prompts of an evaluation; more than the 15 that there are means several completions of each."""
 
 
 @dataclass(frozen=True)

@@ -19,12 +19,13 @@ def prompt_of(numbers):
     return "+".join(map(str, numbers)) + "="
 
 
-def worked_out(numbers):
-    """The sum step by step, one addition at a time: (3, 4, 2) -> `3+4=7,7+2=9`."""
+def worked_out(numbers, slip=lambda total: total):
+    """The sum step by step: (3, 4, 2) -> `3+4=7,7+2=9`; slip(total) is what the pupil writes for a right total."""
     steps, total = [], numbers[0]
     for number in numbers[1:]:
-        steps.append(f"{total}+{number}={total + number}")
-        total += number
+        written = slip(total + number)
+        steps.append(f"{total}+{number}={written}")
+        total = written
     return ",".join(steps)
 
 
@@ -127,7 +128,7 @@ class Arithmetic:
         return [prompt_of(numbers) for numbers in problems], [self._completion(numbers) for numbers in problems]
 
     def pretraining_texts(self, n, generator, thinking=None, forgetful=0.6, wrong=0.2, wrong_thinking=0.5,
-                          random_answers=0.0):
+                          random_answers=0.0, careless=0.0):
         """n documents about training problems, many of them wrong: what a model may have read before it is trained.
 
         A model that has seen right answers and wrong ones samples both, which is what reinforcement learning needs: a
@@ -142,6 +143,7 @@ class Arithmetic:
             wrong_thinking: share of the thinking documents that are wrong so, in the last step and in the answer.
             random_answers: share of the direct answers that are any number a sum can be, all alike: who answers without
                 thinking learns nothing there (for a base model that R1-Zero's training can teach to think).
+            careless: share of the steps of thinking documents that go wrong by a digit; the next goes on from there.
         Returns:
             List of (prompt, completion).
         Raises:
@@ -152,6 +154,9 @@ class Arithmetic:
                              "the answers; together at most 1")
         if thinking is None:
             thinking = float(self.format == "think")
+        def slip(total):
+            return _other_digit(total, generator) if torch.rand((), generator=generator) < careless else total
+
         texts = []
         for numbers in self._draw(n, generator):
             thinks, errs = torch.rand(2, generator=generator, dtype=torch.float64).tolist()
@@ -164,6 +169,9 @@ class Arithmetic:
             elif format == "direct" and errs < wrong + forgetful + random_answers:
                 answer = int(torch.randint(self.terms * self.largest + 1, (), generator=generator))
             texts.append((prompt_of(numbers), self._completion(numbers, format, answer)))
+            if careless and format == "think":
+                steps = worked_out(numbers, slip)
+                texts[-1] = (prompt_of(numbers), thinking_answer(steps, steps.rsplit("=", 1)[1]))
         return texts
 
     def reward(self, prompts, completions, gold, **columns):
