@@ -52,9 +52,9 @@ class PreferenceRun(Machine):
         """Train, save, and return a summary."""
         device = self.prepare()
         gpt, tokenizer = load_model(self.init, device)
-        training, held_out, self_ceiling = self.comparisons.training_and_held_out(self.seed, device)
+        training, held_out, ceiling = self.comparisons.training_and_held_out(self.seed, device)
         pairs, judged = (packed(texts, tokenizer, gpt.config.block_size, device) for texts in (training, held_out))
-        algorithm, evaluate, save = self.prepared(gpt, tokenizer, judged, self_ceiling, device)
+        algorithm, evaluate, save = self.prepared(gpt, tokenizer, judged, ceiling, device)
         before, samples = evaluate(0)
         latest = {"after": samples}
         write_config(self.out, replace(self, device=device))

@@ -27,18 +27,20 @@ footer { color: #666; font-size: .85rem; margin-top: 3rem }
 <h1>minirl: the tour</h1>
 <p>Writing text and walking are the same decision process. A tiny GPT was trained on sums of mixed quality
 (<i>pretrain</i>) and on a few right answers (<i>sft</i>). From that one checkpoint each algorithm then learned from
-nothing but a rule that says right or wrong. The same algorithms, by the same code, learned to walk in $env.</p>
+nothing but a rule that says right or wrong. The same algorithms, by the same code, learned to walk in $env. And from
+comparisons of short reviews, by a simulated annotator, came a reward model, DPO and ORPO, in short versions.</p>
 <h2>Results</h2>
 <div class="scroll">$table</div>
 <p>Accuracy is on $held_out held-out sums that never occur in training; for the four algorithms "after" is the mean of
-the last three evaluations. KL is from the policy to the SFT model, in
-nats per answer. steps/s counts optimiser steps, tokens, or environment steps. One seed ($seed): the order of
-the algorithms may be another one for yours.</p>
+the last three evaluations. KL is from the policy to the SFT model of its task, in nats per answer. Pairs right: of
+held-out comparisons. True score: of sampled reviews, in points. steps/s counts optimiser steps, tokens, or environment
+steps. One seed ($seed): the order of the algorithms may be another one for yours.</p>
 <h2>Curves</h2>
 <img alt="Learning curves: accuracy on held-out sums per update; accuracy against KL to the SFT model; return of the
 walker per environment step" src="data:image/png;base64,$figure">
 <h2>Samples, before and after</h2>
-<p>The first held-out sums and the most probable answer to each.</p>
+<p>The first held-out prompts and the most probable answer to each; sums right or wrong, reviews with a true score above
+or below 0.</p>
 <div class="scroll">$samples</div>
 <footer>minirl $version, torch $torch, gymnasium $gymnasium, mujoco $mujoco, python $python; $cpu, $cores cores. Made by
 <code>python -m minirl tour$options</code>. All numbers are in results.csv and in each run's metrics.csv.</footer>
@@ -55,10 +57,10 @@ def write_report(progress, samples=10):
     """
     tour, here = progress.tour, machine()
     out = Path(tour.out)
-    answers, held_out = sample_columns(progress.folders, samples)
+    tables, held_out = sample_tables(progress.folders, samples)
     page = PAGE.substitute(
         here, version=here["minirl"], env=html.escape(tour.env), seed=tour.seed, held_out=held_out,
-        table=html_table(*progress.cells()), samples=html_table(*answers) if answers else "",
+        table=html_table(*progress.cells()), samples="".join(html_table(*table) for table in tables),
         figure=base64.b64encode((out / "tour.png").read_bytes()).decode("ascii"),
         options=(" --quick" if tour.quick else "") + (f" --seed {tour.seed}" if tour.seed else ""),
     )  # fmt: skip
@@ -76,22 +78,24 @@ def html_table(headings, rows):
     return f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table>"
 
 
-def sample_columns(folders, count):
-    """The first `count` held-out prompts with each stage's answer after training, right and wrong ones marked.
+def sample_tables(folders, count):
+    """The first `count` held-out prompts with each stage's answer after training, good and bad ones marked.
 
     Returns:
-        ((headings, rows) or None, number of held-out prompts).
+        (tables, number of held-out sums): (headings, rows) for the stages that were asked the same prompts.
     """
-    stages = {name: folder / "samples.json" for name, folder in folders.items()}
-    stages = {name: json.loads(path.read_text(encoding="utf-8")) for name, path in stages.items() if path.is_file()}
-    if not stages:
-        return None, 0
-    first = next(iter(stages.values()))["after"]
-    rows = []
-    for index, sample in enumerate(first[:count]):
-        row = [(sample["prompt"], "text")]
-        for runs in stages.values():
-            answer = runs["after"][index]
-            row.append((answer["completion"], "text right" if answer["score"] > 0 else "text wrong"))
-        rows.append(row)
-    return (["prompt", *stages], rows), len(first)
+    asked, held_out = {}, 0
+    for name, folder in folders.items():
+        path = folder / "samples.json"
+        after = json.loads(path.read_text(encoding="utf-8"))["after"] if path.is_file() else []
+        if after:
+            held_out = held_out or len(after)
+            asked.setdefault(tuple(sample["prompt"] for sample in after[:count]), {})[name] = after[:count]
+    tables = []
+    for prompts, stages in asked.items():
+        rows = [[(prompt, "text")] for prompt in prompts]
+        for answers in stages.values():
+            for row, answer in zip(rows, answers, strict=True):
+                row.append((answer["completion"], "text right" if answer["score"] > 0 else "text wrong"))
+        tables.append((["prompt", *stages], rows))
+    return tables, held_out
