@@ -32,7 +32,7 @@ class DPOConfig(Settings):
     label_smoothing: Annotated[float, Range(0, 0.5, open="high")] = 0.0
     """Share of pairs taken to be labelled the wrong way round (paper: 0; cDPO, Mitchell 2023: the share expected)."""
     reference_free: bool = False
-    """Take a uniform reference instead of the given one (paper: no)."""
+    """Take a reference to which all answers are equally probable instead of the given one (paper: no)."""
     lr: NonNegative = 3e-4
     """Adam step size (paper, appendix B: 1e-6 for models of billions of parameters)."""
     lr_decay: bool = True

@@ -25,7 +25,7 @@ class Comparisons(Settings):
     task: Literal["reviews", "arithmetic"] = "reviews"
     """Whose prompts are answered, and whose truth the simulated annotator knows."""
     data: Path | None = None
-    """Your own preferences: JSON Lines with prompt, chosen and rejected (a tenth of them is kept for evaluation)."""
+    """Your own preferences: JSON Lines with prompt, chosen, rejected; a tenth of the prompts is for evaluation."""
     samples_from: Path = Path("runs/sft-reviews")
     """Model whose completions are compared, where there is no --data."""
     pairs: Count = 6_000
@@ -37,6 +37,11 @@ class Comparisons(Settings):
     arithmetic: ArithmeticSettings = field(default_factory=ArithmeticSettings)
     """The sums of task arithmetic."""
 
+    @property
+    def made_here(self):
+        """Whether the truth is known: no file, or the one that python -m minirl reward-model left."""
+        return self.data is None or (self.data.parent / "reward_model").is_dir()
+
     def made(self):
         """The task."""
         return Reviews() if self.task == "reviews" else self.arithmetic.task()
@@ -47,9 +52,8 @@ class Comparisons(Settings):
             pairs = read_pairs(self.data)
             if pairs.ties:
                 say(f"{len(pairs.ties)} rows of {self.data} have chosen equal to rejected and were left out")
-            away = len(pairs.prompts) // 10
-            order = torch.randperm(len(pairs.prompts), generator=torch.Generator().manual_seed(0)).tolist()
-            return pick(pairs, order[away:]), pick(pairs, order[:away] or order[:1]), float("nan")
+            training, away = split_by_prompt(pairs.prompts)
+            return pick(pairs, training), pick(pairs, away), float("nan")
         gpt, tokenizer = load_model(self.samples_from, device)
         policy, _ = policy_and_reference(gpt, tokenizer)
         task, generator = self.made(), torch.Generator().manual_seed(seed)
@@ -61,6 +65,21 @@ class Comparisons(Settings):
         prompts, columns = prompts * repeats, {name: column * repeats for name, column in columns.items()}
         held_out, ceiling = compare_samples(world, policy, annotator, prompts, columns)
         return training, held_out, ceiling
+
+
+def split_by_prompt(prompts, share=0.1):
+    """(rows to learn from, rows for evaluation) of a file: a tenth of its different prompts, at least one, is kept.
+
+    Raises:
+        ValueError: if there is one prompt only.
+    """
+    different = list(dict.fromkeys(prompts))
+    if len(different) < 2:
+        raise ValueError("the data have one prompt only; training and evaluation need at least one each")
+    order = torch.randperm(len(different), generator=torch.Generator().manual_seed(0)).tolist()
+    away = {different[index] for index in order[: max(1, int(share * len(different)))]}
+    rows = range(len(prompts))
+    return [row for row in rows if prompts[row] not in away], [row for row in rows if prompts[row] in away]
 
 
 def pick(pairs, rows):

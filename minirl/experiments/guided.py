@@ -79,7 +79,10 @@ class QSharpRun(Machine):
 
     def run(self):
         """Learn, save, and return a summary."""
-        device = self.prepare()
+        unused = [name for name, off in (("kl_coef", 0.0), ("keep_dropout", 0.0)) if getattr(self.world, name) != off]
+        if unused:
+            raise ValueError(f"{unused[0]} has no meaning here: eta weighs the KL, and nothing but a guide is trained")
+        device, began = self.prepare(), time.perf_counter()
         world, reference, _ = text_setup("reviews", self.world, self.seed, device)
         if self.world.data and self.world.max_new_tokens is None:  # a beginning and a whole completion need room
             world.max_new_tokens //= 2
@@ -96,7 +99,7 @@ class QSharpRun(Machine):
 
         before, samples = evaluate(0), latest["samples"]
         write_config(self.out, replace(self, device=device))
-        began, total, history = time.perf_counter(), self.steps * config.rounds, []
+        total, history = self.steps * config.rounds, []
         with Tracker(self.out, total, self.out.name, unit="step", quiet=self.quiet) as tracker:
             tracker.log(0, before)
             for round in range(config.rounds):
@@ -133,7 +136,13 @@ class Later:
 def grid(scores, bins):
     """(bins,) equally spaced outcomes from the lowest of the reference's scores to a tenth of the range above the best.
 
-    A guide cannot promise more than the end of its grid, and guided rows are better than any that the reference wrote.
+    Two bins are the outcomes of a rule, right and wrong, with nothing above. A guide cannot promise more than the end
+    of its grid, and guided rows are better than any that the reference wrote.
+
+    Raises:
+        ValueError: if the scores do not differ.
     """
     low, high = float(scores.min()), float(scores.max())
-    return torch.linspace(low, high + 0.1 * (high - low), bins)
+    if low == high:
+        raise ValueError(f"every one of the reference's completions earned {low:g}; Q# learns from rewards that differ")
+    return torch.linspace(low, high + (0.1 * (high - low) if bins > 2 else 0.0), bins)

@@ -9,6 +9,7 @@ import torch
 
 from minirl.algorithms.settings import Count, NonNegative, Share, Whole
 from minirl.algorithms.sft import SFT, SFTConfig
+from minirl.experiments.comparisons import split_by_prompt
 from minirl.experiments.models import load_model, policy_and_reference, save_model, write_samples
 from minirl.experiments.settings import ArithmeticSettings, Machine
 from minirl.models.gpt import GPT, GPTConfig
@@ -147,13 +148,11 @@ class HeldOutTexts:
 
 
 def own_texts(path, limit=64):
-    """(texts, HeldOutTexts) of a JSON Lines file; a tenth of the rows, at most `limit`, is kept for evaluation."""
+    """(texts, HeldOutTexts) of a JSON Lines file; a tenth of its prompts is kept, `limit` rows of it evaluated."""
     prompts, completions = read_completions(path)
-    away = min(limit, len(prompts) // 10)
-    order = torch.randperm(len(prompts), generator=torch.Generator().manual_seed(0)).tolist()
-    rows = [(prompts[index], completions[index]) for index in order]
-    kept = rows[:away] or rows[:1]  # of fewer than ten rows none can be spared
-    return rows[away:], HeldOutTexts(*map(list, zip(*kept, strict=True)))
+    training, away = split_by_prompt(prompts)
+    kept = [(prompts[row], completions[row]) for row in away[:limit]]
+    return [(prompts[row], completions[row]) for row in training], HeldOutTexts(*map(list, zip(*kept, strict=True)))
 
 
 def judged_world(settings, task, gpt, tokenizer, reference, held_out, device):
@@ -196,7 +195,7 @@ def imitate(settings, gpt, tokenizer, task, kinds, device, stop_at=None):
     latest = {}
 
     def evaluate(step):
-        count = 160 if task == "reviews" and held_out is None else None
+        count = 150 if task == "reviews" and held_out is None else None
         metrics, latest["samples"] = world.evaluate(policy, count, seed=settings.seed)
         return {f"eval_{name}": value for name, value in metrics.items()}
 

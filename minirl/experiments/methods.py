@@ -1,6 +1,6 @@
 """The methods that `posttraining` compares: each a job that starts from the same models and ends in judged texts."""
 
-import copy
+import zlib
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,14 @@ from torch.distributions import kl_divergence
 
 from minirl.algorithms.q_sharp import GuidedPolicy
 from minirl.experiments.guided import QSharpRun
+from minirl.experiments.judging import kl_of_best_of
 from minirl.experiments.models import load_guide, load_model, load_reward_model, policy_and_reference
 from minirl.experiments.on_policy import Run
+from minirl.experiments.preferences import ORPORun
 from minirl.experiments.settings import RunSettings
 from minirl.experiments.table import ALGORITHMS
 from minirl.functional.masked import masked_sum
+from minirl.tracking import read_rows
 from minirl.training import seed_everything
 from minirl.worlds.reviews import Reviews
 from minirl.worlds.text import TokenWorld
@@ -45,9 +48,13 @@ class Story:
         """The reward model, and the comparisons."""
         return self.out / "reward-model"
 
+    def world(self, settings):
+        """ReviewsSettings that start from these models."""
+        return replace(settings, init=self.sft, reward_model=self.reward_model)
+
 
 @torch.no_grad()
-def judge(story, policy, tokenizer, reference):
+def judge(story, title, policy, tokenizer, reference):
     """What a policy writes on held-out prompts, and how good it is.
 
     Returns:
@@ -57,7 +64,7 @@ def judge(story, policy, tokenizer, reference):
     task = Reviews()
     world = TokenWorld(task, tokenizer, task.reward, task.max_new_tokens, device=story.device)
     prompts, _ = task.held_out(JUDGED)
-    seed_everything(90_000 + story.seed)
+    seed_everything(seed_of(story, title))
     obs, _, mask, completions, _ = world.complete(policy, prompts)
     kl = torch.cat([
         masked_sum(kl_divergence(policy(rows), reference(rows)), counts, dim=1)
@@ -68,14 +75,19 @@ def judge(story, policy, tokenizer, reference):
             "kl": float(kl.mean()), "length": float(mask.sum(1).float().mean())}  # fmt: skip
 
 
-def judge_folder(story, folder, eta=None):
+def seed_of(story, title):
+    """Of a method's judged texts: apart from training, and apart from each other's, or equal numbers would tie."""
+    return 1_000_000 * (story.seed + 1) + zlib.crc32(title.encode()) % 1_000_000
+
+
+def judge_folder(story, title, folder, eta=None):
     """`judge` of the model in a folder; with eta, of the SFT model steered by the guide in it."""
     gpt, tokenizer = load_model(story.sft, story.device)
     sft, reference = policy_and_reference(gpt, tokenizer)
     if eta is not None:
-        return judge(story, GuidedPolicy(sft, load_guide(folder, story.device), eta), tokenizer, reference)
+        return judge(story, title, GuidedPolicy(sft, load_guide(folder, story.device), eta), tokenizer, reference)
     policy, _ = policy_and_reference(load_model(folder, story.device)[0], tokenizer)
-    return judge(story, policy, tokenizer, reference)
+    return judge(story, title, policy, tokenizer, reference)
 
 
 @dataclass(frozen=True)
@@ -86,7 +98,11 @@ class Method:
     story: Story
     size: float
     """Rough seconds it takes: its share of the progress bar."""
-    task: str = "reviews"
+
+    @property
+    def eta(self):
+        """Of the guide that steers the SFT model; None where a model of its own was trained."""
+        return None
 
     @property
     def out(self):
@@ -95,16 +111,13 @@ class Method:
 
     def run(self, advance):
         """Train and judge; returns a dict for the report."""
-        summary = self.train(advance)
-        result = judge_folder(self.story, self.out, self.eta)
-        return {"title": self.title, "seconds": summary["seconds"], "evaluations": evaluations(summary)} | result
+        seconds = self.train(advance)["seconds"]
+        return judge_folder(self.story, self.title, self.out, self.eta) | {"seconds": seconds}
 
-    eta = None
-
-
-def evaluations(summary):
-    """Rows of a run's history that hold an evaluation."""
-    return [row for row in summary.get("history", []) if "eval_true_score_sampled" in row]
+    def again(self):
+        """Judge what was trained before."""
+        seconds = read_rows(self.out / "metrics.csv")[-1]["seconds"]
+        return judge_folder(self.story, self.title, self.out, self.eta) | {"seconds": seconds}
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,7 @@ class OnPolicyMethod(Method):
     def train(self, advance):
         """Run it."""
         config, world, updates = ALGORITHMS[self.algorithm].of("reviews")
-        world = replace(world, init=self.story.sft, reward_model=self.story.reward_model, **self.world)
+        world = replace(self.story.world(world), **self.world)
         updates = self.updates or updates
         run = Run(self.algorithm, "reviews", replace(config, **self.config), world, RunSettings(
             self.out, updates=updates, evaluate_every=self.evaluate_every, seed=self.story.seed,
@@ -141,7 +154,7 @@ class PairsMethod(Method):
             self.command.comparisons, data=self.story.reward_model / "preferences.jsonl",
             samples_from=self.story.sft,
         )  # fmt: skip
-        init = self.story.base if "ORPO" in type(self.command).__name__ else self.story.sft
+        init = self.story.base if isinstance(self.command, ORPORun) else self.story.sft
         summary = replace(
             self.command, out=self.out, init=init, comparisons=pairs, seed=self.story.seed, device=self.story.device,
             quiet=True,
@@ -163,7 +176,7 @@ class GuidedMethod(Method):
 
     def train(self, advance):
         """Run it."""
-        world = replace(self.command.world, init=self.story.sft, reward_model=self.story.reward_model)
+        world = self.story.world(self.command.world)
         summary = replace(
             self.command, out=self.out, world=world, seed=self.story.seed, device=self.story.device, quiet=True
         ).run()
@@ -171,15 +184,18 @@ class GuidedMethod(Method):
         return {key: summary[key] for key in ("seconds", "before", "after")}
 
 
-def best_of_n(story, n):
-    """`judge` of the best of n completions of the SFT model, by the reward model; nothing is trained."""
+def best_of(story, counts):
+    """For each n of counts, `judge` of the best of n texts of the SFT model by the reward model; nothing is trained."""
     gpt, tokenizer = load_model(story.sft, story.device)
-    sft, _ = policy_and_reference(copy.deepcopy(gpt), tokenizer)
+    sft, _ = policy_and_reference(gpt, tokenizer)
     task, reward = Reviews(), load_reward_model(story.reward_model, story.device)
     world = TokenWorld(task, tokenizer, task.reward, task.max_new_tokens, device=story.device)
     prompts, _ = task.held_out(JUDGED)
-    seed_everything(80_000 + story.seed)
-    drawn = [world.complete(sft, prompts)[3] for _ in range(n)]
-    scores = torch.tensor([reward(prompts, completions) for completions in drawn])
-    best = [drawn[index][row] for row, index in enumerate(scores.argmax(0).tolist())]
-    return {"completions": best, "true": task.reward(prompts, best), "learned": scores.amax(0).tolist()}
+    seed_everything(seed_of(story, "best of n"))
+    drawn = [world.complete(sft, prompts)[3] for _ in range(max(counts))]
+    scores, results = torch.tensor([reward(prompts, completions) for completions in drawn]), {}
+    for n in counts:
+        best = [drawn[index][row] for row, index in enumerate(scores[:n].argmax(0).tolist())]
+        results[n] = {"completions": best, "true": task.reward(prompts, best), "learned": scores[:n].amax(0).tolist(),
+                      "kl": kl_of_best_of(n)}  # fmt: skip
+    return results

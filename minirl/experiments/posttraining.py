@@ -13,16 +13,16 @@ from pathlib import Path
 from minirl.algorithms.dpo import DPOConfig
 from minirl.algorithms.settings import Seed, Settings, Whole
 from minirl.experiments.comparisons import Comparisons
-from minirl.experiments.costs import Cost
+from minirl.experiments.costs import cost_table
 from minirl.experiments.guided import QSharpRun
-from minirl.experiments.judging import kl_of_best_of, win_rate
+from minirl.experiments.judging import win_rate
 from minirl.experiments.language import Finetune, Pretrain
-from minirl.experiments.methods import GuidedMethod, OnPolicyMethod, PairsMethod, Story, best_of_n, judge_folder
+from minirl.experiments.methods import GuidedMethod, Method, OnPolicyMethod, PairsMethod, Story, best_of, judge_folder
 from minirl.experiments.parallel import run_jobs
 from minirl.experiments.preferences import DPORun, ORPORun, RewardModelRun
 from minirl.experiments.reasoning import Reasoning, Supervision
 from minirl.experiments.story_report import write_story
-from minirl.tracking import say, write_config, write_rows
+from minirl.tracking import read_rows, say, write_config, write_rows
 from minirl.training import resolve_device
 
 BETAS = (0.03, 0.1, 0.3, 1.0)
@@ -43,6 +43,8 @@ class PostTraining(Settings):
 
     quick: bool = False
     """A short version with few updates, to see that it works; its numbers mean nothing."""
+    rejudge: bool = False
+    """Train nothing: judge the models that are in --out again, and write tables, figures and report anew."""
     ablation: bool = False
     """Also PPO with each of the five details of Tulu 3 undone."""
     out: Path = Path("runs/posttraining")
@@ -61,16 +63,19 @@ class PostTraining(Settings):
 
         Returns (rows, failed): those of results.csv, and title of a method -> its error in one line.
         """
-        write_config(self.out, replace(self, device=resolve_device(self.device)))
+        if not self.rejudge:
+            write_config(self.out, replace(self, device=resolve_device(self.device)))
         story, done = Story(self.out, self.seed, self.device), Results(self)
-        done.summaries = self.prologue(story)
-        done.take("sft", judge_folder(story, story.sft) | {"seconds": done.summaries["sft"]["seconds"]})
+        done.summaries = summaries_in(self.out) if self.rejudge else self.prologue(story)
+        done.take("sft", judge_folder(story, "sft", story.sft) | {"seconds": done.summaries["sft"]["seconds"]})
+        jobs = [Again(job) for job in self.jobs(story) if job.out.is_dir()] if self.rejudge else self.jobs(story)
         failed = run_jobs(
-            self.jobs(story), self.workers, "side by side", "s of work", self.quiet,
+            jobs, self.workers, "side by side", "s of work", self.quiet,
             finished=lambda job, result: done.take(job.title, result),
         )  # fmt: skip
-        for n in (2, 4) if self.quick else (2, 4, 16, 64):
-            done.take(f"best of {n}", best_of_n(story, n) | {"kl": kl_of_best_of(n)})
+        done.take("costs", {"rows": cost_table(story, updates=1 if self.quick else 3)})
+        for n, result in best_of(story, (2, 4) if self.quick else (2, 4, 16, 64)).items():
+            done.take(f"best of {n}", result)
         done.write()
         say(done.table())
         say(f"\nopen {self.out / 'report.html'} in a browser")
@@ -111,12 +116,46 @@ class PostTraining(Settings):
             Reasoning("r1-zero", story, 110, start="base", quick=self.quick),
             Reasoning("r1-zero from random", story, 40, start="random", quick=self.quick),
             Supervision("supervision", story, 120, quick=self.quick),
-            Cost("costs", story, 60),
         ]  # fmt: skip
         if self.ablation:
             jobs += [OnPolicyMethod(f"tulu {name}", story, 60, config=config, world=world, **updates)
                      for name, (config, world) in TULU.items()]  # fmt: skip
         return sorted(jobs, key=lambda job: -job.size)
+
+
+@dataclass(frozen=True)
+class Again:
+    """A method that was trained before: a job that only judges it."""
+
+    job: Method
+
+    @property
+    def title(self):
+        """The method's."""
+        return self.job.title
+
+    @property
+    def size(self):
+        """A tenth of training it."""
+        return self.job.size / 10
+
+    def run(self, advance):
+        """Judge; what has no judged texts reads its curves again."""
+        result = self.job.again()
+        advance(self.size)
+        return result
+
+
+def summaries_in(out):
+    """What a story that ran before said of its first stages."""
+    summaries = {}
+    for name, folder in (("pretrain", "pretrain"), ("sft", "sft-reviews"), ("reward-model", "reward-model")):
+        last = read_rows(out / folder / "metrics.csv")[-1]
+        after = {key: value for key, value in last.items() if key.startswith("eval_")}
+        summaries[name] = {"after": after, "seconds": last["seconds"]}
+    rows = (out / "reward-model" / "preferences.jsonl").read_text(encoding="utf-8")
+    summaries["reward-model"]["pairs"] = rows.count("\n")
+    return summaries
 
 
 class Results:

@@ -42,7 +42,7 @@ class PreferenceRun(Machine):
     batch_size: Count = 64
     """Pairs in each."""
     micro_batches: Count = 1
-    """Pieces that each batch is cut into, to save memory; changes nothing else."""
+    """Pieces that each batch is cut into, to save memory; changes nothing else. It divides batch_size."""
     evaluate_every: Whole = 25
     """Steps between evaluations; 0 for one before and one after training."""
     quiet: bool = False
@@ -50,6 +50,8 @@ class PreferenceRun(Machine):
 
     def run(self):
         """Train, save, and return a summary."""
+        if self.batch_size % self.micro_batches:
+            raise ValueError(f"micro_batches is {self.micro_batches}; it must divide batch_size, {self.batch_size}")
         device = self.prepare()
         gpt, tokenizer = load_model(self.init, device)
         training, held_out, ceiling = self.comparisons.training_and_held_out(self.seed, device)
@@ -68,7 +70,7 @@ class PreferenceRun(Machine):
         with Tracker(self.out, self.steps, self.out.name, unit="step", quiet=self.quiet) as tracker:
             tracker.log(0, before)
             history = fit(
-                algorithm, pairs, self.steps, max(1, self.batch_size // self.micro_batches), tracker,
+                algorithm, pairs, self.steps, self.batch_size // self.micro_batches, tracker,
                 accumulate=self.micro_batches, seed=self.seed, evaluate=measure, evaluate_every=self.evaluate_every,
                 save=lambda step: save(),
             )  # fmt: skip
@@ -176,8 +178,8 @@ class PolicyRun(PreferenceRun):
 
         def evaluate(step):
             metrics, samples = {}, []
-            if not self.comparisons.data or self.comparisons.samples_from.is_dir():
-                count = 160 if self.comparisons.task == "reviews" else None
+            if self.comparisons.made_here:
+                count = 150 if self.comparisons.task == "reviews" else None
                 metrics, samples = world.evaluate(policy, count, seed=self.seed)
             metrics["pair_accuracy"] = accuracy()
             return {f"eval_{name}": value for name, value in metrics.items()}, samples
@@ -226,7 +228,7 @@ class ORPORun(PolicyRun):
     def prepared(self, gpt, tokenizer, judged, ceiling, device):
         """(algorithm, evaluate, save) for `run`. Only the evaluation looks at the SFT model, to tell the KL to it."""
         policy, reference = policy_and_reference(gpt, tokenizer)
-        if not self.comparisons.data:
+        if self.comparisons.made_here:
             reference = policy_and_reference(*load_model(self.comparisons.samples_from, device))[1]
         learner = ORPO(policy, self.algorithm)
 

@@ -62,11 +62,14 @@ class R1Zero(Machine):
 
     def run(self):
         """Make the base where there is none, learn, draw, and return a summary."""
+        if self.start == "random" and self.init is not None:
+            raise ValueError("--start random makes an untrained model; leave out --init, or --start")
         init = self.init or self.out / "base"
         if self.start == "random":
             self.prepare()
-            tokenizer = default_tokenizer()
-            save_model(init, GPT(GPTConfig(tokenizer.vocab_size, 64, 2, 4, 64)), tokenizer)
+            like, tokenizer = Pretrain(), default_tokenizer()
+            shape = GPTConfig(tokenizer.vocab_size, like.block_size, like.n_layer, like.n_head, like.n_embd)
+            save_model(init, GPT(shape), tokenizer)
         elif self.init is None:
             self.pretrain(init).run()
         run = Run("grpo", "arithmetic", self.algorithm, replace(self.world, init=init), RunSettings(

@@ -9,6 +9,7 @@ from minirl.experiments.methods import Method
 from minirl.experiments.on_policy import Run
 from minirl.experiments.r1_zero import R1Zero
 from minirl.experiments.settings import ArithmeticSettings, RunSettings, SumsSettings
+from minirl.tracking import read_rows
 
 
 def curve(title, history):
@@ -40,6 +41,11 @@ class Reasoning(Method):
         advance(self.size)
         return {"rows": curve(self.title, summary["history"]), "seconds": time.perf_counter() - began}
 
+    def again(self):
+        """The curve of a run that is there."""
+        rows = read_rows(self.out / "metrics.csv")
+        return {"rows": curve(self.title, rows), "seconds": rows[-1]["seconds"]}
+
 
 @dataclass(frozen=True)
 class Supervision(Method):
@@ -65,3 +71,9 @@ class Supervision(Method):
                       RunSettings(out=self.out / kind, updates=2 if self.quick else 60, evaluate_every=3, **common))
             rows += curve(kind, run.start(on_log=lambda row: advance(self.size / 122))["history"])
         return {"rows": rows, "seconds": time.perf_counter() - began}
+
+    def again(self):
+        """The curves of runs that are there."""
+        found = {kind: read_rows(self.out / kind / "metrics.csv") for kind in ("outcome", "process")}
+        rows = [row for kind, history in found.items() for row in curve(kind, history)]
+        return {"rows": rows, "seconds": sum(history[-1]["seconds"] for history in found.values())}

@@ -105,8 +105,8 @@ class ReviewsSettings(TextSettings):
     reward_model: Path = Path("runs/reward-model")
     """What python -m minirl reward-model wrote."""
     critic_from: Literal["reward-model", "policy"] = "reward-model"
-    """What the critic starts as (Tulu 3: the reward model)."""
-    evaluate_prompts: Count = 160
+    """What the critic starts as (Tulu 3: the reward model); with another --reward it is the policy."""
+    evaluate_prompts: Count = 150
     """Held-out prompts of an evaluation; more than the 15 that there are means several completions of each."""
 
 

@@ -1,7 +1,6 @@
 """The figures and report.html of posttraining."""
 
 import base64
-import html
 from string import Template
 
 import numpy as np
@@ -35,9 +34,11 @@ $reward
 <h2>Every method, judged by the truth</h2>
 <div class="scroll">$results</div>
 <p>Means over $judged completions of $prompts held-out prompts, sampled at temperature 1. Learned score: in deviations
-of the fine-tuned model's scores. KL to the fine-tuned model: exact, nats per completion; for best of n the formula
-ln n − (n − 1)/n. Wins: ties count half, 95 % Wilson interval. $pairs preference pairs trained the reward model, DPO
-and ORPO. One seed ($seed).</p>
+of the fine-tuned model's scores. KL to the fine-tuned model: exact for every token, averaged over sampled completions,
+nats per completion; for best of n the bound ln n − (n − 1)/n, which equal texts keep it below. Wins: against as many
+texts of the other on the same prompts, ties half, 95 % Wilson interval (which takes comparisons on one prompt for
+independent ones). $pairs preference pairs trained the reward model; nine tenths of them DPO and ORPO. One seed
+($seed).</p>
 <h2>Who beats whom</h2>
 <div class="scroll">$wins</div>
 <p>How often the method of the row beats that of the column.</p>
@@ -49,8 +50,9 @@ src="data:image/png;base64,$overoptimisation">
 src="data:image/png;base64,$reasoning">
 <h2>What each method costs</h2>
 <div class="scroll">$costs</div>
-<p>Peak memory: what the process grew by in three updates; lines of code: of the algorithm's file and what it shares
-with others, without comments and docstrings; one thread, while another run may have had the other core.</p>
+<p>An update collects its rows first, where the method acts (Q# learns from rows collected before). Peak memory: what
+the process grew by from loading the models on; lines of code: of the algorithm's file and those of algorithms/ that it
+imports, without comments and docstrings. One thread, nothing else running.</p>
 <h2>Texts</h2>
 <div class="scroll">$samples</div>
 <footer>minirl $version, torch $torch, python $python; $cpu, $cores cores. Made by
@@ -117,7 +119,7 @@ def samples_table(results, count=6):
         if not title.startswith("tulu"):
             texts = [f"{text.strip()} ({score:+g})" for text, score in
                      zip(result["completions"][:count], result["true"], strict=False)]
-            rows.append([html.unescape(title), *((text, "text") for text in texts)])
+            rows.append([title, *((text, "text") for text in texts)])
     return html_table(["true score in brackets", *prompts], rows)
 
 
@@ -136,7 +138,7 @@ def over_optimisation(results, path):
     for family, colour, marker in (("dpo", colour_of("dpo"), "^"), ("best of", colour_of("rejection"), "D")):
         points = sorted((r["kl"], np.mean(r["learned"]), np.mean(r["true"]), title)
                         for title, r in results.methods.items() if title.startswith(family))
-        label = "DPO, beta from large to small" if family == "dpo" else "best of n, n growing"
+        label = "DPO over beta (0.03 to 1)" if family == "dpo" else "best of n, n growing"
         for axis, column in ((learned, 1), (true, 2)):
             axis.plot([p[0] for p in points], [p[column] for p in points], marker=marker, color=colour, linewidth=1.2,
                       label=label)  # fmt: skip
@@ -157,12 +159,12 @@ def reasoning(results, path):
             rows = [row for row in results.others.get(title, {"rows": []})["rows"] if row[name] != ""]
             axis.plot([row["update"] for row in rows], [row[name] for row in rows], style, color=colour_of("grpo"),
                       linewidth=2, label=title)  # fmt: skip
-            dress(axis, "step", label, "R1-Zero")
+            dress(axis, "update", label, "R1-Zero")
     for kind, style in (("outcome", "--"), ("process", "-")):
         rows = [row for row in results.others.get("supervision", {"rows": []})["rows"] if row["run"] == kind]
         axes[3].plot([row["update"] for row in rows], [row["eval_accuracy_sampled"] for row in rows], style,
                      color=colour_of("grpo"), linewidth=2, label=f"{kind} supervision")  # fmt: skip
-    dress(axes[3], "step", "right", "Sums of five: reward for outcome or steps")
+    dress(axes[3], "update", "right", "Sums of four: reward for outcome or steps")
     for axis in (axes[0], axes[1], axes[3]):
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.set_ylim(-0.02, 1.02)

@@ -91,6 +91,10 @@ def text_setup(task, settings, seed, device):
         made = FilePrompts(settings.data)
         prompts = made.ask(range(len(made)))[0] + made.held_out()[0]
         longest = settings.max_new_tokens or gpt.config.block_size - max(len(tokenizer.encode(p)) for p in prompts)
+        known = settings.reward == "learned" if task == "reviews" else "gold" in made.ask([0])[1]
+        if not known:
+            raise ValueError(f"{settings.data} has prompts of your own; their reward is --reward learned on --task "
+                             "reviews, or a column gold on --task arithmetic")
     reward, learned = reward_of(task, settings, device)
     world = TokenWorld(
         made, tokenizer, reward, longest, reference=reference, kl_in_reward=settings.kl_coef,

@@ -32,7 +32,7 @@ COLUMNS = {  # of results.csv -> heading in the tables
 }  # fmt: skip
 ORDER = ("pretrain", "sft", "reinforce", "trpo", "ppo", "grpo")  # of the rows, sums before reviews before control
 REVIEWS = ("sft reviews", "reward-model", "dpo", "orpo")
-LAST = 3  # evaluations that "after" is the mean of
+LAST = 3  # evaluations, or fewer where there were fewer, that "after" is the mean of
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,10 @@ class Preferences:
 def result_row(stage, summary):
     """A row of results.csv from a run's summary; `after` is the mean of its last evaluations."""
     before, after = summary["before"], dict(summary["after"])
-    evaluations = [row for row in summary.get("history", []) if any(name in row for name in before)][-LAST:]
+    evaluations = [row for row in summary.get("history", []) if row["step"] and any(name in row for name in before)]
     for name in before:
-        if evaluations:
-            after[name] = sum(row[name] for row in evaluations) / len(evaluations)
+        if last := evaluations[-LAST:]:
+            after[name] = sum(row[name] for row in last) / len(last)
     row = {"stage": stage, "seconds": summary["seconds"]}
     sources = {"accuracy_greedy": "accuracy_greedy", "accuracy_sampled": "accuracy_sampled", "return": "return",
                "pair_accuracy": "accuracy" if stage == "reward-model" else "pair_accuracy",
