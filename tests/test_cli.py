@@ -19,11 +19,14 @@ from minirl.__main__ import main
 from minirl.algorithms.ppo import PPO
 from minirl.checkpoint import load_checkpoint
 from minirl.experiments.commands import GROUPS, all_commands, defaults_of, options, parse
-from minirl.experiments.on_policy import ALGORITHMS
+from minirl.experiments.table import ALGORITHMS
 from minirl.tracking import Tracker
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMANDS = ["tour", "pretrain", "sft", "reinforce", "trpo", "ppo", "ppo-kl", "grpo", "compare", "generate"]
+COMMANDS = [
+    "tour", "pretrain", "sft", "reward-model", "dpo", "orpo", "q-sharp", "r1-zero", "reinforce", "trpo", "ppo",
+    "ppo-kl", "grpo", "rejection-sampling", "compare", "posttraining", "generate",
+]  # fmt: skip
 TINY = "--held-out 8 --prompts-per-batch 4 --group-size 2 --updates 3 --quiet"
 TINY_TEXT = f"--init {{model}} {TINY}"
 SHORT = {"ppo": " --epochs 2 --minibatches 2", "ppo-kl": " --epochs 2 --minibatches 2", "trpo": " --critic-epochs 2"}
@@ -39,7 +42,7 @@ def run(line, **paths):
 def model(tmp_path_factory):
     """A run folder with a language model that has seen two batches."""
     folder = tmp_path_factory.mktemp("model")
-    line = "pretrain --steps 2 --documents 64 --n-layer 1 --n-embd 16 --held-out 8 --quiet --out {out}"
+    line = "pretrain --steps 2 --documents 64 --reviews 64 --n-layer 1 --n-embd 16 --held-out 8 --quiet --out {out}"
     assert run(line, out=folder) == 0
     return folder
 
@@ -75,7 +78,7 @@ def test_the_overview_lists_every_command_once_in_its_group(capsys):
     assert main(["--help"]) == 0
     assert capsys.readouterr().out == text
     assert re.findall(r"^(\w+)$", text, flags=re.MULTILINE) == list(GROUPS)
-    assert sorted(re.findall(r"^  ([a-z-]+) ", text, flags=re.MULTILINE)) == sorted(all_commands())
+    assert sorted(re.findall(r"^  ([a-z0-9-]+) ", text, flags=re.MULTILINE)) == sorted(all_commands())
     assert set(COMMANDS) <= set(all_commands())
 
 
@@ -111,12 +114,15 @@ def test_the_task_selects_the_defaults_that_help_shows(capsys):
 
 
 @pytest.mark.parametrize("name", list(ALGORITHMS))
-@pytest.mark.parametrize("task", ["arithmetic", "Walker2d-v5", "ALE/Pong-v5"])
+@pytest.mark.parametrize("task", ["arithmetic", "reviews", "Walker2d-v5", "ALE/Pong-v5"])
 def test_an_algorithm_takes_the_settings_of_its_line_in_the_table(name, task):
     entry, settings = ALGORITHMS[name], parse(name, ["--task", task])
     assert settings.task == task and settings.name == name
     if task == "arithmetic":
         assert (settings.algorithm, settings.world, settings.out) == (entry.text, entry.text_world, Path("runs", name))
+    elif task == "reviews":
+        assert (settings.algorithm, settings.world) == (entry.reviews, entry.reviews_world)
+        assert settings.out == Path("runs", f"{name}-reviews")
     else:
         assert (settings.algorithm, settings.world) == (entry.control, entry.control_world)
         assert settings.out == Path("runs", f"{name}-{task.replace('/', '-')}")
@@ -220,6 +226,15 @@ WRONG = {  # command line -> words of the message
     "ppo --task arithmetics": "no task 'arithmetics'; did you mean arithmetic?",
     "ppo --task Blackjack-v1": "Blackjack-v1 observes",
     "ppo --task CartPole-v1 --group-size 2": "group_size=2 needs whole_episodes",
+    "ppo --task reveiws": "no task 'reveiws'; did you mean reviews?",
+    "ppo --task reviews --init {model}": "make one with python -m minirl reward-model",
+    "ppo --init {model} --data {missing}": "missing",
+    "q-sharp --kl-coef 0.1": "kl_coef has no meaning here: eta weighs the KL",
+    "r1-zero --start random --init {model}": "--start random makes an untrained model",
+    "dpo --micro-batches 3": "micro_batches is 3; it must divide batch_size",
+    "dpo --samples-from {missing} --init {model}": "make one with python -m minirl pretrain",
+    "reward-model --pairs 0": "--pairs is 0",
+    "sft --init {model} --data {missing}": "missing",
     "ppo --init {missing}": "make one with python -m minirl pretrain",
     "ppo --device cuda --init {model}": "device 'cuda' is not available here; use --device cpu, or auto",
     "ppo --device tpu3 --init {model}": "device 'tpu3' is not available here; use --device cpu, or auto",
@@ -270,7 +285,7 @@ def test_a_folder_that_cannot_be_written_is_named(model, tmp_path, capsys):
 
 def test_a_prompt_that_does_not_fit_is_named(model, capsys):
     assert run(f"generate --init {{model}} --prompts {'1+' * 80}", model=model) == 2
-    assert "the model takes 1 to 63" in one_line(capsys)
+    assert "the model takes 1 to 95" in one_line(capsys)
 
 
 def test_the_traceback_is_there_for_who_asks(model, monkeypatch):
@@ -372,7 +387,7 @@ def test_an_interrupted_run_goes_on_where_it_was_as_if_nothing_had_been(task, mo
 
 def test_an_interrupted_pretraining_keeps_its_model(tmp_path, capsys, monkeypatch):
     press_at(monkeypatch, [1])
-    line = "pretrain --documents 64 --n-layer 1 --n-embd 16 --held-out 8 --quiet --out {out}"
+    line = "pretrain --documents 64 --reviews 64 --n-layer 1 --n-embd 16 --held-out 8 --quiet --out {out}"
     assert run(line, out=tmp_path) == 130
     assert one_line(capsys) == f"minirl: interrupted; what was done so far is in {tmp_path}\n"
     assert (tmp_path / "model" / "model.safetensors").is_file() and len(rows_of(tmp_path)) == 2
@@ -401,6 +416,92 @@ def test_resume_refuses_a_run_of_another_kind_or_size(model, tmp_path, capsys):
     assert "holds a run of ppo CartPole-v1" in one_line(capsys)
     assert run(f"ppo {TINY_CONTROL} --steps 16 --hidden 8 --resume --out {{out}}", out=tmp_path) == 2
     assert "had other settings" in one_line(capsys)
+
+
+# Preferences, own data, guides
+
+FEW = "--pairs 24 --held-out-pairs 30 --batch-size 8 --steps 3 --evaluate-every 0"
+PAIRS = FEW + " --samples-from {model} --init {model}"
+
+
+@pytest.fixture(scope="module")
+def scored(model, tmp_path_factory):
+    """A run folder with a reward model, whose trunk is that model."""
+    folder = tmp_path_factory.mktemp("scored")
+    assert run(f"reward-model {PAIRS} --quiet --out {{out}}", model=model, out=folder) == 0
+    return folder
+
+
+def lines_file(folder, *rows):
+    path = folder / "data.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("line", [
+    f"reward-model {PAIRS}", f"dpo {PAIRS}", f"orpo {PAIRS}",
+    "q-sharp --init {model} --reward-model {scored} --prompts-per-batch 8 --rollouts 16 --steps 2 --batch-size 4 "
+    "--evaluate-prompts 4 --bins 5 --reward learned",
+    "ppo --task reviews --init {model} --reward-model {scored} --prompts-per-batch 8 --updates 2 --evaluate-prompts 4",
+    "trpo --task reviews --init {model} --reward rules --prompts-per-batch 8 --updates 1 --evaluate-prompts 4",
+    "r1-zero --start random --held-out 4 --group-size 2 --prompts-per-batch 4 --updates 2 --evaluate-every 1",
+])  # fmt: skip
+def test_new_commands_run_and_one_seed_gives_one_result(line, model, scored, tmp_path):
+    for out in "ab":
+        assert run(f"{line} --seed 3 --quiet --out {{out}}", model=model, scored=scored, out=tmp_path / out) == 0
+    a, b = rows_of(tmp_path / "a"), rows_of(tmp_path / "b")
+    assert a == b and len(a) > 1 and (tmp_path / "a" / "config.json").is_file()
+
+
+@pytest.mark.parametrize("name", ["reward-model", "dpo"])
+def test_micro_batches_change_nothing_but_memory(name, model, tmp_path):
+    for count in (1, 4):
+        line = f"{name} {PAIRS} --micro-batches {count} --quiet --out {{out}}"
+        assert run(line, model=model, out=tmp_path / str(count)) == 0
+    one, four = (rows_of(tmp_path / count) for count in ("1", "4"))
+    for first, second in zip(one[1:], four[1:], strict=True):
+        assert abs(float(first["loss"]) - float(second["loss"])) < 1e-5 and first["count"] == second["count"] == "8"
+
+
+def test_own_data_for_every_command_that_trains(model, scored, tmp_path, capsys):
+    texts = lines_file(tmp_path, *({"prompt": f"{a}+1=", "completion": str(a + 1)} for a in range(12)),
+                       {"prompt": "9+9=", "completion": "1" * 200})  # fmt: skip
+    line = "{name} --data {data} --steps 2 --evaluate-every 0 --quiet --out {out}"
+    assert run(line + " --init {model}", name="sft", data=texts, model=model, out=tmp_path / "sft") == 0
+    assert run(line + " --n-layer 1 --n-embd 16", name="pretrain", data=texts, out=tmp_path / "pretrain") == 0
+    assert capsys.readouterr().out.count("are longer than") + 1 >= 1
+    assert float(rows_of(tmp_path / "sft")[-1]["eval_match_greedy"]) >= 0
+
+    pairs = lines_file(tmp_path, *({"prompt": f"{a}+1=", "chosen": str(a + 1), "rejected": "x"} for a in range(12)))
+    for name in ("reward-model", "dpo", "orpo"):
+        out = tmp_path / name
+        assert run(line + " --init {model}", name=name, data=pairs, model=model, out=out) == 0
+        assert len((out / "preferences.jsonl").read_text(encoding="utf-8").splitlines()) == 11
+
+    asked = lines_file(tmp_path, *({"prompt": f"{a}+1=", "gold": a + 1} for a in range(12)))
+    line = f"grpo --init {{model}} --data {{data}} {TINY.replace('--held-out 8', '')} --max-new-tokens 4 --out {{out}}"
+    assert run(line, model=model, data=asked, out=tmp_path / "grpo") == 0
+    assert "eval_accuracy_greedy" in rows_of(tmp_path / "grpo")[0]
+
+
+def test_rows_that_are_too_long_are_counted_and_a_broken_line_is_named(model, tmp_path, capsys):
+    rows = [{"prompt": f"{a}+1=", "completion": str(a + 1)} for a in range(30)]
+    data = lines_file(tmp_path, *rows, *({"prompt": f"{a}+1=", "completion": "1" * 200} for a in range(3)))
+    line = "sft --init {model} --data {data} --steps 1 --evaluate-every 0 --quiet --out {out}"
+    assert run(line, model=model, data=data, out=tmp_path / "a") == 0
+    assert re.search(r"[1-3] of \d+ rows? (is|are) longer than 96 tokens", capsys.readouterr().out)
+    data.write_text('{"prompt": "1+1=", "completion": "2"}\n{"prompt": \n', encoding="utf-8")
+    assert run(line, model=model, data=data, out=tmp_path / "b") == 2
+    text = one_line(capsys)
+    assert f"{data}, line 2: not JSON" in text and not (tmp_path / "b").exists()
+
+
+def test_next_commands_can_be_typed(model, tmp_path, capsys):
+    line = "sft --task reviews --init {model} --steps 1 --demonstrations 16 --evaluate-every 0 --quiet --out {out}"
+    assert run(line, model=model, out=tmp_path) == 0
+    told = capsys.readouterr().out.split("next: python -m minirl ")[1]
+    assert told == f"reward-model --samples-from {tmp_path}\n"
+    assert parse("reward-model", told.split()[1:]).comparisons.samples_from == tmp_path
 
 
 # Consoles

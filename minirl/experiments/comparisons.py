@@ -27,7 +27,7 @@ class Comparisons(Settings):
     data: Path | None = None
     """Your own preferences: JSON Lines with prompt, chosen, rejected; a tenth of the prompts is for evaluation."""
     samples_from: Path = Path("runs/sft-reviews")
-    """Model whose completions are compared, where there is no --data."""
+    """Model whose completions are compared, where no file is given."""
     pairs: Count = 6_000
     """Comparisons to make."""
     held_out_pairs: Count = 1_000

@@ -42,13 +42,13 @@ class R1Zero(Machine):
     out: Path = Path("runs/r1-zero")
     """Folder for base, model, metrics.csv, r1_zero.png and config.json; an earlier run there is replaced."""
     start: Literal["base", "random"] = "base"
-    """base, or an untrained model: the ablation, which has nothing to reinforce."""
-    init: Path | None = None
-    """A base model of your own; None makes one in OUT/base."""
+    """base: --init, or without one a base made in OUT/base; random: an untrained model, which has nothing to
+    reinforce."""
     base: Base = field(default_factory=Base)
     """The base model."""
     world: SumsSettings = field(default_factory=lambda: SumsSettings(
-        arithmetic=ArithmeticSettings(terms=4, format="think"), format_weight=0.2, group_size=8, prompts_per_batch=32,
+        init=None, arithmetic=ArithmeticSettings(terms=4, format="think"), format_weight=0.2, group_size=8,
+        prompts_per_batch=32,
     ))  # fmt: skip
     """The sums and their rewards."""
     algorithm: GRPOConfig = field(default_factory=lambda: GRPOConfig(kl_beta=0.001, lr=5e-4))
@@ -62,15 +62,15 @@ class R1Zero(Machine):
 
     def run(self):
         """Make the base where there is none, learn, draw, and return a summary."""
-        if self.start == "random" and self.init is not None:
+        if self.start == "random" and self.world.init is not None:
             raise ValueError("--start random makes an untrained model; leave out --init, or --start")
-        init = self.init or self.out / "base"
+        init = self.world.init or self.out / "base"
         if self.start == "random":
             self.prepare()
             like, tokenizer = Pretrain(), default_tokenizer()
             shape = GPTConfig(tokenizer.vocab_size, like.block_size, like.n_layer, like.n_head, like.n_embd)
             save_model(init, GPT(shape), tokenizer)
-        elif self.init is None:
+        elif self.world.init is None:
             self.pretrain(init).run()
         run = Run("grpo", "arithmetic", self.algorithm, replace(self.world, init=init), RunSettings(
             out=self.out, updates=self.updates, evaluate_every=self.evaluate_every, seed=self.seed, device=self.device,

@@ -59,8 +59,8 @@ class ArithmeticSettings(Settings):
 class TextSettings(Settings):
     """How completions are collected and judged, whatever the task."""
 
-    init: Path = Path("runs/sft")
-    """Run (or model folder) to start from: what python -m minirl sft wrote."""
+    init: Path | None = Path("runs/sft")
+    """Run (or model folder) to start from: what python -m minirl sft wrote. (None, in r1-zero: a base made for it.)"""
     data: Path | None = None
     """JSON Lines of your own prompts: prompt, and columns for the reward (arithmetic's needs gold, the answer)."""
     prompts_per_batch: Count = 64

@@ -79,6 +79,8 @@ def text_setup(task, settings, seed, device):
     Raises:
         ValueError, FileNotFoundError: if a model or a file is missing or does not fit.
     """
+    if settings.init is None:
+        raise ValueError("init is None; give --init a run to start from")
     gpt, tokenizer = load_model(settings.init, device)
     policy, reference = policy_and_reference(gpt, tokenizer, settings.temperature)
     if settings.keep_dropout:
