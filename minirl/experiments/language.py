@@ -79,8 +79,7 @@ class Pretrain(Machine):
             self.documents, generator, thinking=self.thinking, forgetful=self.forgetful, wrong=self.wrong,
             wrong_thinking=self.wrong_thinking, random_answers=self.random_answers, careless=self.careless,
         )  # fmt: skip
-        direct = [text for text in texts if "<think>" not in text[1]]
-        kinds = [kind for kind in (direct, [text for text in texts if "<think>" in text[1]]) if kind]
+        kinds = [texts] if texts else []  # direct and thinking ones together, or their shares would not be learned
         reviews = sorted(Reviews().pretraining_texts(self.reviews, generator), key=lambda text: len("".join(text)))
         third = -(-len(reviews) // 3)  # rows of like length are read together
         kinds += [reviews[first : first + third] for first in range(0, len(reviews), third)] if reviews else []

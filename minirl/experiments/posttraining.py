@@ -74,7 +74,7 @@ class PostTraining(Settings):
             finished=lambda job, result: done.take(job.title, result),
         )  # fmt: skip
         done.take("costs", {"rows": cost_table(story, updates=1 if self.quick else 3)})
-        for n, result in best_of(story, (2, 4) if self.quick else (2, 4, 16, 64)).items():
+        for n, result in best_of(story, (2, 4) if self.quick else (2, 4, 16)).items():
             done.take(f"best of {n}", result)
         done.write()
         say(done.table())
