@@ -39,7 +39,7 @@ class GRPOConfig(Settings):
     reduction: Literal["sequence", "token", "constant"] = "sequence"
     """How token losses become one number (paper: sequence)."""
     supervision: Literal["outcome", "process"] = "outcome"
-    """One reward per row, or one per reasoning step (paper, sections 4.1.2 and 4.1.3)."""
+    """A reward per row, or one per reasoning step; only the first sees penalties for format or a missing end."""
     scale: bool = True
     """Divide advantages by the group's deviation (paper: yes; Dr. GRPO: no)."""
     epochs: Count = 1

@@ -109,9 +109,9 @@ class QSharpRun(Machine):
                     QSharp(model, config), joined(data, world.tokenizer.pad_id), self.steps, self.batch_size,
                     Later(tracker, round * self.steps), seed=self.seed + round, evaluate=evaluate,
                     evaluate_every=self.evaluate_every,
+                    save=lambda step: save_guide(self.out, model, world.tokenizer),
                 )  # fmt: skip
         seconds = time.perf_counter() - began
-        save_guide(self.out, model, world.tokenizer)
         write_samples(self.out, before=samples, after=latest["samples"])
         after = {name: history[-1][name] for name in before}
         return {"before": before, "after": after, "seconds": seconds, "steps_per_second": total / seconds,
