@@ -31,7 +31,7 @@ class RejectionSamplingConfig(Settings):
     keep: Count = 1
     """Best rows to keep of each group (RAFT; Llama 2, section 3.2.3: 1)."""
     min_score: Annotated[float, Range(-math.inf)] | None = None
-    """Drop rows that score less (a world's reward_scale counts), even the best of a group; None keeps it however bad."""
+    """Drop rows that score less (reward_scale counts), even the best of a group; None keeps it however bad."""
     epochs: Count = 1
     """Passes over the rows kept of each batch."""
     minibatches: Count = 1
