@@ -138,8 +138,10 @@ def next_command(name, settings):
         **dict.fromkeys(("generate", "tour", "compare", "posttraining", "q-sharp")),
     }  # fmt: skip
     following = follows.get(name, "generate")
-    place = "reward-model" if name == "reward-model" else "samples-from" if following == "reward-model" else "init"
-    return following and f"{following} --{place} {settings.out}"
+    if name == "reward-model":
+        return f"{following} --init {settings.init} --reward-model {settings.out}"
+    more = f" --samples-from {settings.out}" if following == "reward-model" else ""
+    return following and f"{following} --init {settings.out}{more}"
 
 
 def parse(name, words):

@@ -104,6 +104,8 @@ def compare_samples(world, policy, annotator, prompts, columns):
     """
     first, second = (complete_all(world, policy, prompts) for _ in range(2))
     different = [index for index in range(len(prompts)) if first[index] != second[index]]
+    if not different:
+        raise ValueError("the two completions of every prompt were equal; there is nothing to compare")
     prompts, first, second = ([texts[index] for index in different] for texts in (prompts, first, second))
     columns = {name: [column[index] for index in different] for name, column in columns.items()}
     choices, probabilities = annotator.prefers_first(prompts, first, second, **columns)

@@ -13,7 +13,7 @@ import torch
 from minirl.algorithms import critic, dpo, grpo, optimize, orpo, ppo, q_sharp, reinforce, rejection_sampling, sft, trpo
 from minirl.algorithms.optimize import descend
 from minirl.algorithms.q_sharp import OutcomeModel, QSharp
-from minirl.experiments.comparisons import packed
+from minirl.experiments.comparisons import Comparisons, packed
 from minirl.experiments.guided import QSharpRun, grid, roll_outs
 from minirl.experiments.models import load_model
 from minirl.experiments.on_policy import build
@@ -65,7 +65,7 @@ def peak_megabytes():
 def one_update(name, story):
     """A function that makes one update of a method on the story's models, and returns the rows that it learned from."""
     if name in ("dpo", "orpo"):
-        command = {"dpo": DPORun, "orpo": ORPORun}[name]()
+        command = {"dpo": DPORun, "orpo": ORPORun}[name](comparisons=Comparisons(samples_from=story.sft))
         pairs = packed(read_pairs(story.reward_model / "preferences.jsonl"), default_tokenizer(), 96, story.device)
         gpt, tokenizer = load_model(story.base if name == "orpo" else story.sft, story.device)
         algorithm, *_ = command.prepared(gpt, tokenizer, pairs, 0.0, story.device)

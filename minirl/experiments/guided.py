@@ -56,6 +56,15 @@ def joined(parts, pad_id):
     return Outcomes(*map(torch.cat, columns))
 
 
+def check_room(world, block_size, rounds):
+    """Refuse completions that do not fit behind a prompt and, from the second round on, behind a beginning."""
+    read = max(len(world.tokenizer.encode(prompt)) for prompt in world.task.ask(range(len(world.task)))[0])
+    room = (block_size - read + 1) // 2 if rounds > 1 else block_size - read
+    if not 1 <= world.max_new_tokens <= room:
+        raise ValueError(f"max_new_tokens is {world.max_new_tokens}; after a prompt of {read} tokens and a "
+                         f"beginning as long as a completion the model, of {block_size}, has room for {room}")
+
+
 @dataclass(frozen=True)
 class QSharpRun(Machine):
     """Value-guided decoding: steer a frozen model token by token towards good outcomes."""
@@ -86,6 +95,7 @@ class QSharpRun(Machine):
         world, reference, _ = text_setup("reviews", self.world, self.seed, device)
         if self.world.data and self.world.max_new_tokens is None:  # a beginning and a whole completion need room
             world.max_new_tokens //= 2
+        check_room(world, reference.gpt.config.block_size, self.algorithm.rounds)
         reference.requires_grad_(False)
         generator, config = torch.Generator().manual_seed(self.seed), self.algorithm
         data = [roll_outs(world, None, reference, generator) for _ in range(self.batches(world))]

@@ -145,6 +145,15 @@ class HeldOutTexts:
         """The first n (None: all): (prompts, columns)."""
         return self.prompts[:n], {"gold": self.gold[:n]}
 
+    def within(self, tokenizer, block_size):
+        """(HeldOutTexts whose prompts leave room for a token, tokens of the longest); ValueError if there is none."""
+        lengths = [len(tokenizer.encode(prompt)) for prompt in self.prompts]
+        kept = [row for row, length in enumerate(lengths) if length < block_size]
+        if not kept:
+            raise ValueError(f"no prompt kept for evaluation is shorter than the model's {block_size} tokens")
+        texts = ([column[row] for row in kept] for column in (self.prompts, self.gold))
+        return HeldOutTexts(*texts), max(lengths[row] for row in kept)
+
 
 def own_texts(path, limit=64):
     """(texts, HeldOutTexts) of a JSON Lines file; a tenth of its prompts is kept, `limit` rows of it evaluated."""
@@ -157,8 +166,8 @@ def own_texts(path, limit=64):
 def judged_world(settings, task, gpt, tokenizer, reference, held_out, device):
     """The world in which a supervised run is measured; texts that have no room in the model are not asked for."""
     if held_out is not None:
-        longest = max(len(tokenizer.encode(prompt)) for prompt in held_out.prompts)
-        judge, made, room = each(answer_reward, "gold"), held_out, gpt.config.block_size - longest
+        made, longest = held_out.within(tokenizer, gpt.config.block_size)
+        judge, room = each(answer_reward, "gold"), gpt.config.block_size - longest
         judges = {"match": judge}
     elif task == "reviews":
         made = Reviews()

@@ -49,7 +49,7 @@ def load_model(path, device="cpu"):
     """
     path = Path(path)
     folder = path / "model" if (path / "model").is_dir() else path
-    if not (folder / "config.json").is_file():
+    if not all((folder / name).is_file() for name in ("config.json", "model.safetensors")):  # a run has the first, too
         raise FileNotFoundError(f"no model in {path}; make one with python -m minirl pretrain, then sft; or see --init")
     gpt = GPT.from_pretrained(folder)
     identity = folder / "tokenizer.json"

@@ -73,7 +73,10 @@ class PostTraining(Settings):
             jobs, self.workers, "side by side", "s of work", self.quiet,
             finished=lambda job, result: done.take(job.title, result),
         )  # fmt: skip
-        done.take("costs", {"rows": cost_table(story, updates=1 if self.quick else 3)})
+        try:
+            done.take("costs", {"rows": cost_table(story, updates=1 if self.quick else 3)})
+        except RuntimeError as error:  # the report is worth having without this table
+            failed["costs"] = str(error)
         for n, result in best_of(story, (2, 4) if self.quick else (2, 4, 16)).items():
             done.take(f"best of {n}", result)
         done.write()

@@ -52,6 +52,9 @@ class PreferenceRun(Machine):
         """Train, save, and return a summary."""
         if self.batch_size % self.micro_batches:
             raise ValueError(f"micro_batches is {self.micro_batches}; it must divide batch_size, {self.batch_size}")
+        kept = self.out / "preferences.jsonl"
+        if self.comparisons.data and self.comparisons.data.resolve() == kept.resolve():
+            raise ValueError(f"--data is {kept}, which this run would replace; give another --out")
         device = self.prepare()
         gpt, tokenizer = load_model(self.init, device)
         training, held_out, ceiling = self.comparisons.training_and_held_out(self.seed, device)
@@ -60,7 +63,7 @@ class PreferenceRun(Machine):
         before, samples = evaluate(0)
         latest = {"after": samples}
         write_config(self.out, replace(self, device=device))
-        write_jsonl(self.out / "preferences.jsonl", rows_of(training))
+        write_jsonl(kept, rows_of(training))
         began = time.perf_counter()
 
         def measure(step):

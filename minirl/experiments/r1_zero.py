@@ -14,8 +14,9 @@ from minirl.algorithms.grpo import GRPOConfig
 from minirl.algorithms.settings import Count, Settings, Share
 from minirl.experiments.language import Pretrain
 from minirl.experiments.models import save_model
-from minirl.experiments.on_policy import Run
+from minirl.experiments.on_policy import Run, check_groups
 from minirl.experiments.settings import ArithmeticSettings, Machine, RunSettings, SumsSettings
+from minirl.experiments.tasks import check_data
 from minirl.models.gpt import GPT, GPTConfig
 from minirl.models.tokenizer import default_tokenizer
 from minirl.plotting import learning_curves, read_metrics
@@ -64,6 +65,8 @@ class R1Zero(Machine):
         """Make the base where there is none, learn, draw, and return a summary."""
         if self.start == "random" and self.world.init is not None:
             raise ValueError("--start random makes an untrained model; leave out --init, or --start")
+        check_groups("grpo", self.algorithm, self.world)  # before minutes go into a base, and anything is written
+        check_data(self.world, "arithmetic")
         init = self.world.init or self.out / "base"
         if self.start == "random":
             self.prepare()
@@ -77,9 +80,9 @@ class R1Zero(Machine):
             threads=self.threads, quiet=self.quiet,
         ))  # fmt: skip
         summary = run.start()
-        learning_curves(
-            {"GRPO": read_metrics(self.out / "metrics.csv")}, panels=PANELS, path=self.out / "r1_zero.png"
-        )
+        curves = read_metrics(self.out / "metrics.csv")
+        panels = [name for name in PANELS if name in curves]  # sums that are answered at once have no form
+        learning_curves({"GRPO": curves}, panels=panels, path=self.out / "r1_zero.png")
         return summary
 
     def pretrain(self, out):

@@ -90,13 +90,12 @@ def text_setup(task, settings, seed, device):
     made = settings.arithmetic.task() if task == "arithmetic" else Reviews()
     longest = settings.max_new_tokens or made.max_new_tokens
     if settings.data:
-        made = FilePrompts(settings.data)
+        made = check_data(settings, task)
         prompts = made.ask(range(len(made)))[0] + made.held_out()[0]
-        longest = settings.max_new_tokens or gpt.config.block_size - max(len(tokenizer.encode(p)) for p in prompts)
-        known = settings.reward == "learned" if task == "reviews" else "gold" in made.ask([0])[1]
-        if not known:
-            raise ValueError(f"{settings.data} has prompts of your own; their reward is --reward learned on --task "
-                             "reviews, or a column gold on --task arithmetic")
+        read, room = max(len(tokenizer.encode(prompt)) for prompt in prompts), gpt.config.block_size
+        if read >= room:
+            raise ValueError(f"{settings.data}: a prompt has {read} tokens; the model takes at most {room - 1}")
+        longest = settings.max_new_tokens or room - read
     reward, learned = reward_of(task, settings, device)
     world = TokenWorld(
         made, tokenizer, reward, longest, reference=reference, kl_in_reward=settings.kl_coef,
@@ -107,6 +106,18 @@ def text_setup(task, settings, seed, device):
     )  # fmt: skip
     starts_as = learned if getattr(settings, "critic_from", "policy") == "reward-model" else None
     return world, policy, lambda: critic_of(gpt, starts_as, settings.reward_scale, device)
+
+
+def check_data(settings, task):
+    """The FilePrompts of `settings.data`, None without; ValueError if nothing here can reward a text on them."""
+    if settings.data is None:
+        return None
+    made = FilePrompts(settings.data)
+    known = settings.reward == "learned" if task == "reviews" else "gold" in made.ask([0])[1]
+    if not known:
+        raise ValueError(f"{settings.data} has prompts of your own; their reward is --reward learned on --task "
+                         "reviews, or a column gold on --task arithmetic")
+    return made
 
 
 def thinks(settings):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 
 TOPICS = ("film", "hotel", "restaurant", "book", "phone", "concert", "museum", "game", "train", "course")
-PHRASES = (
-    "Write about the {}:", "Please write about the {}:", "What about the {}?", "How was the {}?",
-    "Write a text on the {}:", "Please say what you think of the {}:",
+PHRASES = (  # the topic is the fourth token of each: a tiny model that has to search for it may never learn to
+    "Write about the {}:", "Write on the {}:", "Write of the {}:", "Please see the {}:", "Write about the {}.",
+    "Write on the {}!",
 )  # fmt: skip
 CHEERFUL = ("lovely", "great", "bright", "fresh", "excellent", "warm", "good")
 GLOOMY = ("awful", "dull", "sad", "terrible", "poor", "weak", "ugly")

@@ -23,7 +23,7 @@ from minirl.experiments.models import (
 from minirl.models.policies import TokenCritic
 from minirl.models.tokenizer import default_tokenizer
 
-PROMPTS = ["How was the film?", "Write about the book:", "What about the game?"]
+PROMPTS = ["Write on the film!", "Write about the book:", "Please see the game:"]
 TEXTS = [" I loved it.", " The book was really dull. Go away.", ""]
 
 

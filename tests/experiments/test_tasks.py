@@ -16,7 +16,7 @@ from minirl.worlds.jsonl import FilePrompts
 from minirl.worlds.reviews import Reviews
 from minirl.worlds.rows import encode_rows, pack_rows
 
-PROMPTS = ["How was the film?", "Write about the book:", "What about the game?"]
+PROMPTS = ["Write on the film!", "Write about the book:", "Please see the game:"]
 TEXTS = [" I loved it.", " The book was really dull. Go away.", ""]
 THINK = ArithmeticSettings(terms=2, format="think", held_out=10)
 
@@ -135,7 +135,7 @@ def test_rules_are_worth_a_third_each(text, kept):
     for scale in (1.0, 10.0):
         reward, learned = reward_of("reviews", ReviewsSettings(reward="rules", reward_scale=scale), "cpu")
         assert learned is None
-        assert reward(["How was the film?"], [text], asked=["film"]) == pytest.approx([scale * kept / 3], abs=1e-14)
+        assert reward(["Write on the film!"], [text], asked=["film"]) == pytest.approx([scale * kept / 3], abs=1e-14)
     assert reward.parts.keys() == {"asked", "length", "ending"}
     assert sum(reward.parts.values()) == kept  # without weights
 
@@ -143,7 +143,7 @@ def test_rules_are_worth_a_third_each(text, kept):
 def test_the_true_reward_is_scaled():
     reward, _ = reward_of("reviews", ReviewsSettings(reward="true", reward_scale=3.0), "cpu")
     # cheerful about the film 1.5 and unknown −1, times 3
-    assert reward(["How was the film?"] * 2, [" The film was great.", " Hm."], asked=["film"] * 2) == [4.5, -3.0]
+    assert reward(["Write on the film!"] * 2, [" The film was great.", " Hm."], asked=["film"] * 2) == [4.5, -3.0]
     assert reward.parts == {"true": 0.25}
 
 
@@ -176,7 +176,7 @@ def test_judges_say_more_than_the_reward():
     settings = ReviewsSettings(reward="rules")
     judges = judges_of("reviews", settings, "the reward")
     assert list(judges) == ["score", "true_score"] and judges["score"] == "the reward"
-    assert judges["true_score"](["How was the film?"], [" The film was great."], asked=["film"]) == [1.5]
+    assert judges["true_score"](["Write on the film!"], [" The film was great."], asked=["film"]) == [1.5]
     assert judges_of("reviews", ReviewsSettings(data="mine.jsonl"), "the reward") == {"score": "the reward"}
     direct, think = SumsSettings(), SumsSettings(arithmetic=THINK)
     assert list(judges_of("arithmetic", direct, None)) == ["accuracy"]

@@ -101,7 +101,7 @@ def test_the_cases_by_hand_rest_on_these_points():
 
 def test_the_truth_depends_on_what_was_asked():
     text = " The film was great."
-    assert true_score("How was the film?", text) == 1.5 and true_score("How was the book?", text) == -1.0
+    assert true_score("Write on the film!", text) == 1.5 and true_score("Write about the book:", text) == -1.0
 
 
 def test_kinds_stand_in_order():
@@ -127,7 +127,7 @@ def test_every_prompt_says_its_topic():
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", "film", "Write about the cat:", "Write about the film: ", "write about the film:", "How was the {}?"]
+    "prompt", ["", "film", "Write about the cat:", "Write about the film: ", "write about the film:", "Write on {}!"]
 )
 def test_other_prompts_are_refused(prompt):
     for ask in (lambda: topic_of(prompt), lambda: true_score(prompt, " I loved it.")):
@@ -161,7 +161,7 @@ def test_prompts_come_with_what_they_ask_about():
 
 
 def test_the_reward_is_the_truth():
-    prompts, texts = ["How was the film?", "How was the book?"], [" The film was great."] * 2
+    prompts, texts = ["Write on the film!", "Write about the book:"], [" The film was great."] * 2
     assert Reviews().reward(prompts, texts, asked=["film", "book"]) == [1.5, -1.0]
 
 
