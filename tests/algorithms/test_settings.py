@@ -11,6 +11,7 @@ from minirl.algorithms.grpo import GRPOConfig
 from minirl.algorithms.orpo import ORPOConfig
 from minirl.algorithms.ppo import PPOConfig
 from minirl.algorithms.ppo_kl import PPOKLConfig
+from minirl.algorithms.q_sharp import QSharpConfig
 from minirl.algorithms.reinforce import REINFORCEConfig
 from minirl.algorithms.rejection_sampling import RejectionSamplingConfig
 from minirl.algorithms.reward_model import RewardModelConfig
@@ -20,7 +21,7 @@ from minirl.algorithms.trpo import TRPOConfig
 
 CONFIGS = [
     SFTConfig, REINFORCEConfig, TRPOConfig, PPOConfig, PPOKLConfig, GRPOConfig, RejectionSamplingConfig,
-    RewardModelConfig, DPOConfig, ORPOConfig,
+    RewardModelConfig, DPOConfig, ORPOConfig, QSharpConfig,
 ]  # fmt: skip
 ANY_NUMBER = {"min_score"}  # the walker's returns may be negative
 

@@ -70,6 +70,7 @@ def test_saving_replaces_what_was_there(tmp_path, make_gpt, gpt):
 
 
 def test_where_there_is_no_model(tmp_path):
+    (tmp_path / "config.json").write_text('{"settings": {}}', encoding="utf-8")  # a run that was stopped leaves this
     for path in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(FileNotFoundError, match="no model in .*minirl pretrain"):
             load_model(path)

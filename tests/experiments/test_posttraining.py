@@ -17,7 +17,7 @@ from minirl.algorithms.trpo import TRPO
 from minirl.experiments import costs, guided, language, methods, posttraining, preferences, r1_zero, reasoning
 from minirl.experiments.costs import cost_table, lines_of_code, one_update
 from minirl.experiments.judging import win_rate
-from minirl.experiments.language import own_texts
+from minirl.experiments.language import HeldOutTexts, own_texts
 from minirl.experiments.methods import Story, best_of, judge_folder, seed_of
 from minirl.experiments.models import save_model, save_reward_model
 from minirl.experiments.posttraining import COMPARED, PostTraining, Results
@@ -99,6 +99,15 @@ def test_own_texts_are_split_by_prompt(tmp_path):
     training, held_out = own_texts(path)
     asked = {prompt for prompt, _ in training}
     assert len(asked) == 18 and not asked & set(held_out.prompts) and len(training) + len(held_out.prompts) == 60
+
+
+def test_held_out_prompts_without_room_are_not_asked():
+    texts = HeldOutTexts(["1+1=", "1+" * 60, "12="], ["2", "60", "12"])
+    found, longest = texts.within(default_tokenizer(), 96)
+    assert found.held_out() == (["1+1=", "12="], {"gold": ["2", "12"]})
+    assert longest == max(len(default_tokenizer().encode(prompt)) for prompt in found.prompts)
+    with pytest.raises(ValueError, match="no prompt kept for evaluation is shorter than the model's 2 tokens"):
+        texts.within(default_tokenizer(), 2)
 
 
 # ---- the whole story, with models, data and batches far smaller than --quick has

@@ -163,7 +163,7 @@ def test_orpo_tells_its_distance_from_the_model_whose_texts_were_compared(make, 
 
 
 def test_a_reward_model_against_the_truth(make, monkeypatch):
-    monkeypatch.setattr(preferences, "SAMPLES", 16)
+    monkeypatch.setattr(preferences, "SAMPLES", 16)  # else 64
     run = make("reward-model")
     after = run.run()["after"]
     rows = rows_in(run.out / "best_of.csv")
