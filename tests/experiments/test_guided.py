@@ -13,6 +13,7 @@ from minirl.experiments.settings import ReviewsSettings
 from minirl.models.gpt import GPT, GPTConfig
 from minirl.models.tokenizer import default_tokenizer
 from minirl.worlds.jsonl import FilePrompts, write_jsonl
+from minirl.worlds.reviews import Reviews
 
 A, B, END = 0, 1, 8  # ids of the letters' tokenizer
 
@@ -93,11 +94,13 @@ def model(tmp_path_factory):
 
 
 @pytest.fixture
-def make(model, tmp_path):
-    """A short run rewarded by rules; world and other settings by keyword."""
+def make(model, tmp_path, monkeypatch):
+    """A short run, rewarded for letters e; world and other settings by keyword."""
+    letters_e = lambda self, prompts, completions, **_: [float(text.count("e")) for text in completions]  # noqa: E731
+    monkeypatch.setattr(Reviews, "reward", letters_e)  # also texts of an untrained model differ in it
 
     def make(world=None, **changes):
-        small = {"init": model, "reward": "rules", "prompts_per_batch": 8, "evaluate_prompts": 4, "max_new_tokens": 12}
+        small = {"init": model, "reward": "true", "prompts_per_batch": 8, "evaluate_prompts": 4, "max_new_tokens": 12}
         few = {"rollouts": 16, "steps": 2, "batch_size": 8, "quiet": True, "device": "cpu"}
         config = QSharpConfig(eta=0.2, bins=5, lr=3e-3)
         settings = {"algorithm": config, **few, **changes}

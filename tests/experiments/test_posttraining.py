@@ -2,10 +2,12 @@
 
 import csv
 import inspect
+import json
 from contextlib import redirect_stdout
 from dataclasses import replace
 from functools import partial
 from io import StringIO
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from minirl.experiments.costs import cost_table, lines_of_code, one_update
 from minirl.experiments.judging import win_rate
 from minirl.experiments.language import HeldOutTexts, own_texts
 from minirl.experiments.methods import Story, best_of, judge_folder, seed_of
-from minirl.experiments.models import save_model, save_reward_model
+from minirl.experiments.models import load_reward_model, save_model, save_reward_model
 from minirl.experiments.posttraining import COMPARED, PostTraining, Results
 from minirl.experiments.settings import ArithmeticSettings, ReviewsSettings, SumsSettings
 from minirl.models.gpt import GPT, GPTConfig
@@ -57,6 +59,9 @@ def test_the_best_of_more_scores_more_and_starts_from_the_same_texts(story, monk
     found = best_of(story, (1, 2, 4))
     for fewer, more in ((1, 2), (2, 4)):
         assert all(a <= b for a, b in zip(found[fewer]["learned"], found[more]["learned"], strict=True))
+    reward, prompts = load_reward_model(story.reward_model), Reviews().held_out(30)[0]
+    for result in found.values():  # the texts are those that earned it
+        assert result["learned"] == pytest.approx(reward(prompts, result["completions"]), abs=1e-4)
     assert found[1]["kl"] == 0 and found[2]["kl"] == pytest.approx(0.6931471805599453 - 0.5)
 
 
@@ -194,6 +199,17 @@ def test_a_story_judges_every_method_and_says_which_failed(told):
     assert float(rows["sft"]["wins_against_sft"]) == 0.5 and float(rows["sft"]["kl_to_sft"]) == 0
     learned = [float(rows[title]["learned_score"]) for title in ("sft", "best of 2", "best of 4")]
     assert learned[1] <= learned[2] and float(rows["orpo"]["kl_to_sft"]) > 0
+
+
+def test_a_storys_methods_start_where_they_should(told):
+    """Orpo from the base, the others from the fine-tuned model; the comparisons are those of the reward model."""
+    out, kept = told[2], ("reward-model", "preferences.jsonl")
+    for title, start in (("orpo", "pretrain"), ("dpo-beta-0.3", "sft-reviews"), ("ppo", "sft-reviews"),
+                         ("q-sharp", "sft-reviews")):  # fmt: skip
+        settings = json.loads((out / title / "config.json").read_text(encoding="utf-8"))["settings"]
+        assert Path(settings.get("world", settings)["init"]) == out / start, title
+        if "comparisons" in settings:
+            assert Path(settings["comparisons"]["data"]) == out.joinpath(*kept)
 
 
 def test_a_storys_wins_are_symmetric(told):
