@@ -144,6 +144,8 @@ def over_optimisation(results, path):
                       label=label)  # fmt: skip
     dress(learned, "KL(policy ‖ SFT model), nats per completion", "deviations of the SFT model", "Learned score")
     dress(true, "KL(policy ‖ SFT model), nats per completion", "points", "True score")
+    for axis in (learned, true):
+        axis.set_xlim(-0.5, min(axis.get_xlim()[1], 40.0))  # what turns has turned by then; metrics.csv has the rest
     learned.legend(frameon=False, fontsize=9)
     return save_figure(figure, path)
 
@@ -159,12 +161,12 @@ def reasoning(results, path):
             rows = [row for row in results.others.get(title, {"rows": []})["rows"] if row[name] != ""]
             axis.plot([row["update"] for row in rows], [row[name] for row in rows], style, color=colour_of("grpo"),
                       linewidth=2, label=title)  # fmt: skip
-            dress(axis, "update", label, "R1-Zero")
+            dress(axis, "step", label, "R1-Zero")
     for kind, style in (("outcome", "--"), ("process", "-")):
         rows = [row for row in results.others.get("supervision", {"rows": []})["rows"] if row["run"] == kind]
         axes[3].plot([row["update"] for row in rows], [row["eval_accuracy_sampled"] for row in rows], style,
                      color=colour_of("grpo"), linewidth=2, label=f"{kind} supervision")  # fmt: skip
-    dress(axes[3], "update", "right", "Sums of four: reward for outcome or steps")
+    dress(axes[3], "step", "right", "Reward for outcome or for steps")
     for axis in (axes[0], axes[1], axes[3]):
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.set_ylim(-0.02, 1.02)
