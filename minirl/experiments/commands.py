@@ -16,11 +16,11 @@ from typing import Generic, NamedTuple, TypeVar
 
 import tyro
 
-from minirl.experiments.settings import RunSettings
+from minirl.experiments.settings import TEXT_TASKS, RunSettings
 from minirl.tracking import say
 
 GROUPS = ("Learn", "Train", "Compare", "Advanced")
-PROGRAM, TASKS = "python -m minirl", ("arithmetic", "reviews")
+PROGRAM = "python -m minirl"
 
 
 class Command(NamedTuple):
@@ -117,7 +117,7 @@ def defaults_of(name, words):
         kind = getattr(import_module(f"minirl.experiments.{module}"), kind)
         return kind, kind.of(task_among(words)) if hasattr(kind, "of") else kind()
     task = task_among(words)
-    if task not in TASKS and (close := difflib.get_close_matches(task.lower(), TASKS, n=1, cutoff=0.8)):
+    if task not in TEXT_TASKS and (close := difflib.get_close_matches(task.lower(), TEXT_TASKS, n=1, cutoff=0.8)):
         raise ValueError(f"no task {task!r}; did you mean {close[0]}?")
     return OnPolicy.of(name, task)
 
@@ -131,7 +131,7 @@ def task_among(words):
 def next_command(name, settings):
     """What to try after a command, or None."""
     task = getattr(settings, "task", None)
-    if task not in (None, *TASKS):
+    if task not in (None, *TEXT_TASKS):
         return f"compare --env {task}"
     follows = {
         "pretrain": "sft", "sft": "reward-model" if task == "reviews" else "ppo", "reward-model": "ppo --task reviews",

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from minirl.checkpoint import FILE_NAME, has_checkpoint, load_checkpoint, restore_rng_state, rng_state, save_checkpoint
 from minirl.experiments.models import save_model, write_samples
-from minirl.experiments.settings import ControlSettings, RunSettings, SumsSettings  # noqa: F401
+from minirl.experiments.settings import TEXT_TASKS, ControlSettings, RunSettings, SumsSettings  # noqa: F401
 from minirl.experiments.table import ALGORITHMS
-from minirl.experiments.tasks import TEXT_TASKS, text_setup
+from minirl.experiments.tasks import text_setup
 from minirl.models.normalizer import ObservationNormalizer
 from minirl.models.policies import CategoricalPolicy, GaussianPolicy, ValueNetwork
 from minirl.tracking import Tracker, write_config, write_rows

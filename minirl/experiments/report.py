@@ -9,10 +9,7 @@ from string import Template
 from minirl.checkpoint import replacing
 from minirl.tracking import machine
 
-PAGE = Template("""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>minirl: the tour</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
+STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
@@ -23,7 +20,12 @@ td.text { text-align: left; font-family: ui-monospace, monospace }
 img { width: 100%; height: auto }
 footer { color: #666; font-size: .85rem; margin-top: 3rem }
 .scroll { overflow-x: auto }
-</style></head><body>
+"""
+PAGE = Template("""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>minirl: the tour</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+$style</style></head><body>
 <h1>minirl: the tour</h1>
 <p>Writing text and walking are the same decision process. A tiny GPT was trained on sums of mixed quality
 (<i>pretrain</i>) and on a few right answers (<i>sft</i>). From that one checkpoint each algorithm then learned from
@@ -59,7 +61,7 @@ def write_report(progress, samples=10):
     out = Path(tour.out)
     tables, held_out = sample_tables(progress.folders, samples)
     page = PAGE.substitute(
-        here, version=here["minirl"], env=html.escape(tour.env), seed=tour.seed, held_out=held_out,
+        here, style=STYLE, version=here["minirl"], env=html.escape(tour.env), seed=tour.seed, held_out=held_out,
         table=html_table(*progress.cells()), samples="".join(html_table(*table) for table in tables),
         figure=base64.b64encode((out / "tour.png").read_bytes()).decode("ascii"),
         options=(" --quick" if tour.quick else "") + (f" --seed {tour.seed}" if tour.seed else ""),

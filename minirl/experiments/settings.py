@@ -10,6 +10,8 @@ from minirl.algorithms.settings import Count, NonNegative, Positive, Seed, Setti
 from minirl.training import resolve_device, seed_everything
 from minirl.worlds.arithmetic import Arithmetic
 
+TEXT_TASKS = ("arithmetic", "reviews")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Machine(Settings):

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from minirl.checkpoint import replacing
-from minirl.experiments.report import html_table
+from minirl.experiments.report import STYLE, html_table
 from minirl.plotting import colour_of, dress, save_figure
 from minirl.tracking import machine, read_rows
 from minirl.worlds.reviews import Reviews
@@ -17,14 +17,7 @@ PAGE = Template("""<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>minirl: post-training</title>
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <style>
-body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums }
-th, td { padding: .3rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
-th:first-child, td:first-child, td.text { text-align: left }
-th { border-bottom: 2px solid #888; font-weight: 600 }
-img { width: 100%; height: auto } footer { color: #666; font-size: .85rem; margin-top: 3rem }
-.scroll { overflow-x: auto }
-</style></head><body>
+$style</style></head><body>
 <h1>minirl: post-training</h1>
 <p>One tiny GPT, one fine-tuned model, and many ways on. The annotator who compared the texts is <b>simulated</b>:
 every text has a true score that is known, so a reward model that learned from noisy comparisons can be held against
@@ -74,7 +67,7 @@ def write_story(results):
     wins = results.matrix()
     names = list(wins[0])[1:] if wins else []
     page = PAGE.substitute(
-        here, version=here["minirl"], seed=command.seed, pairs=results.summaries["reward-model"]["pairs"],
+        here, style=STYLE, version=here["minirl"], seed=command.seed, pairs=results.summaries["reward-model"]["pairs"],
         judged=len(results.methods["sft"]["true"]), prompts=len(Reviews().held_out()[0]),
         reward=html_table(["on held-out pairs and samples", ""], [[name.removeprefix("eval_").replace("_", " "),
                                                                    f"{value:.3f}"] for name, value in after.items()]),

@@ -19,7 +19,6 @@ from minirl.worlds.rewards import (
 from minirl.worlds.text import TokenWorld
 from minirl.worlds.verifiers import answer_reward, format_reward
 
-TEXT_TASKS = ("arithmetic", "reviews")
 RULES = {  # a reward of 1 for a text that keeps all of them
     "asked": (1 / 3, each(includes_reward, "asked")),
     "length": (1 / 3, each(length_reward, low=8, high=20)),

@@ -211,7 +211,7 @@ class Annotator:
     def __init__(self, truth, strength, generator):
         self.truth, self.strength, self.generator = truth, strength, generator
 
-    def prefers_first(self, prompts, first, second, **columns):
+    def prefers_first(self, prompts, first, second, /, **columns):
         """(choices, probabilities): (B,) bool, and (B,) float64 P(first ≻ second)."""
         like = {"dtype": torch.float64, "device": "cpu"}
         scores = (torch.tensor(self.truth(prompts, texts, **columns), **like) for texts in (first, second))
