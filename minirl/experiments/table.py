@@ -83,9 +83,9 @@ ALGORITHMS = {
     "rejection-sampling": Entry(
         RejectionSampling, RejectionSamplingConfig(keep=1, min_score=1.0, lr=1e-3),
         SumsSettings(group_size=8, prompts_per_batch=64),
-        RejectionSamplingConfig(keep=1, epochs=2, minibatches=2, lr=2e-4),
-        replace(_RLHF, group_size=16, prompts_per_batch=32, kl_coef=0.0),
+        RejectionSamplingConfig(keep=1, epochs=2, minibatches=4, lr=3e-4),
+        replace(_RLHF, group_size=16, prompts_per_batch=64, kl_coef=0.0),
         RejectionSamplingConfig(keep=1, epochs=4, minibatches=4, lr=3e-3), replace(_EPISODES, group_size=8),
-        text_updates=60, reviews_updates=14,
+        text_updates=60, reviews_updates=7,
     ),
 }  # fmt: skip

@@ -1,65 +1,28 @@
 """ControlWorld: any gymnasium environment with a flat observation, as a place where a policy gathers a Batch.
 
-The environments are stepped one after the other in a plain loop. gymnasium's vector classes reset an environment behind
-the caller's back, one step earlier or later by version and mode; here the state that really followed a step is written
-down before the next episode begins. Actions are stored as sampled and clipped only on their way into the environment.
+The state that really followed a step is written down before the next episode begins. Actions are stored as sampled and
+clipped only on their way into the environment. Who steps the environments is said in worlds.environments.
 """
 
 import warnings
 from itertools import islice
 
-import gymnasium
 import numpy as np
 import torch
-from gymnasium.spaces import Box, Discrete
-from torch.nn.utils.rnn import pad_sequence
+from gymnasium.spaces import Discrete
 
 from minirl.models.normalizer import RewardScaler
 from minirl.worlds.batch import Batch
+from minirl.worlds.environments import Environments, make_env, make_envs  # noqa: F401 (make_env: public here)
 
 _BLOCK = 2**30  # seeds of training, evaluation and warm-up lie in three blocks of this size, so they never meet
-_LIMIT = 1000   # time limit of an environment that has none: the one of gymnasium's MuJoCo tasks
-_STEP = ("obs", "actions", "rewards", "terminated", "truncated", "next_obs", "mask")  # what _Actor.step returns
 
 
-def make_env(env_id):
-    """A gymnasium environment with a time limit that ControlWorld can serve; otherwise a ValueError of one line."""
-    try:
-        with warnings.catch_warnings():
-            # Older versions are asked for on purpose, to compare with published results; `env_id` names a missing one.
-            warnings.filterwarnings("ignore", message=".*(is out of date|Using the latest versioned)")
-            env = gymnasium.make(env_id, disable_env_checker=True)
-    except (gymnasium.error.Error, ImportError) as error:
-        raise ValueError(f"cannot make environment {env_id!r}: {' '.join(str(error).split())}") from error
-    seen, acted = env.observation_space, env.action_space
-    flat = isinstance(seen, Box) and len(seen.shape) == 1
-    torques = isinstance(acted, Box) and len(acted.shape) == 1 and acted.dtype.kind == "f"
-    if not flat or not (torques or isinstance(acted, Discrete)):
-        env.close()
-        raise ValueError(f"{env_id} observes {seen} and acts in {acted}; ControlWorld needs a one-dimensional Box, and "
-                         "a one-dimensional float Box or Discrete")
-    return env if env.spec.max_episode_steps else gymnasium.wrappers.TimeLimit(env, _LIMIT)
+class _Episode:
+    """The episode running in one environment: what it takes to report it and to replay it."""
 
-
-class _Actor:
-    """One environment and the episode running in it: what it takes to report that episode and to replay it."""
-
-    def __init__(self, env):
-        self.env = env
-
-    def start(self, seed):
-        """Begin an episode."""
+    def __init__(self, seed):
         self.seed, self.actions, self.total, self.ended = seed, [], 0.0, False
-        self.obs = np.array(self.env.reset(seed=seed)[0], dtype=np.float32)
-
-    def step(self, chosen, action):
-        """Take `action`, which is `chosen` as the environment wants it -> values for _STEP."""
-        before = self.obs
-        self.actions.append(action.copy())
-        obs, reward, terminated, truncated, _ = self.env.step(action)
-        self.obs = np.array(obs, dtype=np.float32)  # a copy: some environments go on writing into what they returned
-        self.total, self.ended = self.total + float(reward), bool(terminated or truncated)
-        return before, chosen, float(reward), bool(terminated), bool(truncated), self.obs, True
 
 
 class ControlWorld:
@@ -80,7 +43,10 @@ class ControlWorld:
         normalizer: the ObservationNormalizer to feed; None: the policy's own, if it has one. It rests while a rollout
             is collected and learned from, and is fed its raw observations at the start of the next collect.
         device: where policy and batch live.
+        backend: "auto" steps Walker2d without gymnasium's overhead, to the same bits; "gymnasium" steps all with it.
+        threads: that step walkers on the fast path.
     Attributes:
+        fast: whether that fast path is taken.
         obs_dim, action_dim, discrete: where discrete, action_dim is the number of actions.
         env_steps: training steps so far, all environments together.
         finished: dicts: end_step (env_steps then), return (raw), length, terminated, truncated, seed of each episode.
@@ -89,15 +55,16 @@ class ControlWorld:
     """
 
     def __init__(self, env_id, num_envs=1, whole_episodes=False, steps=2048, group_size=1, reward_scaling=False,
-                 gamma=0.99, seed=0, warmup_steps=0, normalizer=None, device="cpu"):
+                 gamma=0.99, seed=0, warmup_steps=0, normalizer=None, device="cpu", backend="auto", threads=1):
         if min(num_envs, steps, group_size) < 1:
             raise ValueError(f"num_envs={num_envs}, steps={steps}, group_size={group_size}; each must be at least 1")
         if group_size > 1 and (not whole_episodes or num_envs % group_size):
             raise ValueError(f"group_size={group_size} needs whole_episodes and num_envs ({num_envs}) divisible by it")
         self.num_envs, self.whole_episodes, self.group_size, self.seed = num_envs, whole_episodes, group_size, seed
         self.warmup_steps, self.normalizer, self.device = warmup_steps, normalizer, torch.device(device)
-        self._made_from, self._actors = env_id, [_Actor(make_env(env_id)) for _ in range(num_envs)]
-        env = self._actors[0].env
+        self._made_from, self._backend = env_id, backend
+        env, self._envs = make_envs(env_id, num_envs, backend, threads)
+        self.fast = not isinstance(self._envs, Environments)
         self.env_id, self.obs_dim, self._space = env.spec.id, env.observation_space.shape[0], env.action_space
         self.discrete = isinstance(self._space, Discrete)
         self.action_dim = int(self._space.n) if self.discrete else self._space.shape[0]
@@ -105,6 +72,7 @@ class ControlWorld:
         self._scaler = RewardScaler(num_envs, gamma) if reward_scaling else None
         self._settings = {"env_id": self.env_id, "num_envs": num_envs, "whole_episodes": whole_episodes,
                           "reward_scaling": reward_scaling}
+        self._episodes, self._obs = [None] * num_envs, np.zeros((num_envs, self.obs_dim), np.float32)
         self._pending = None  # the last rollout's observations, which the normaliser has not seen yet
         self.env_steps, self.finished, self._episodes_started, self._seed_block = 0, [], 0, 0
 
@@ -153,42 +121,67 @@ class ControlWorld:
             normalizer.update(self._pending)
             self._pending = None  # not twice, should the coming rollout be interrupted
         elif self.warmup_steps and int(normalizer.count) == 0:
-            world = ControlWorld(self._made_from, steps=self.warmup_steps, seed=self.seed)
+            world = ControlWorld(self._made_from, steps=self.warmup_steps, seed=self.seed, backend=self._backend)
             world._seed_block = 2
             space, lowest = world._space, self._space.start if self.discrete else 0
             space.seed(self.seed)
             normalizer.update(world._act(lambda obs: torch.as_tensor(space.sample() - lowest).unsqueeze(0))["obs"])
             world.close()
 
+    def _start(self, row, seed):
+        self._episodes[row], self._obs[row] = _Episode(seed), self._envs.start(row, seed)
+
+    def _step(self, rows, actions):
+        """Let environments `rows` (N,) act; returns rewards, terminated, truncated, each (N,)."""
+        obs, rewards, terminated, truncated = self._envs.step(rows, actions)
+        self._obs[rows] = obs
+        ended = terminated | truncated
+        for row, action, reward, end in zip(rows, actions, rewards, ended, strict=True):
+            episode = self._episodes[row]
+            episode.actions.append(action)
+            episode.total += float(reward)
+            episode.ended = bool(end)
+        return rewards, terminated, truncated
+
     def _act(self, choose):
         """The loop -> dict of CPU tensors (B, T, ...), zeros after the end of an episode that was not the longest."""
         if self.whole_episodes or not self._episodes_started:
             seeds = [self._next_seed() for _ in range(self.num_envs // self.group_size)]
-            for row, actor in enumerate(self._actors):
-                actor.start(seeds[row // self.group_size])
-        rows, space = [[] for _ in self._actors], self._space
-        for _ in range(self.max_length):
-            acting = [row for row, actor in enumerate(self._actors) if not actor.ended]
-            if not acting:
+            for row in range(self.num_envs):
+                self._start(row, seeds[row // self.group_size])
+        columns, steps, space = {}, 0, self._space
+        while steps < self.max_length:
+            rows = np.flatnonzero([not episode.ended for episode in self._episodes])
+            if not len(rows):
                 break
-            obs = torch.from_numpy(np.stack([self._actors[row].obs for row in acting]))  # (N, obs_dim) float32
-            chosen = choose(obs.to(self.device)).cpu().numpy()
+            obs = self._obs[rows]  # (N, obs_dim) float32
+            chosen = choose(torch.from_numpy(obs).to(self.device)).cpu().numpy()
             if not np.isfinite(chosen).all():
                 raise ValueError(f"the policy chose a non-finite action in {self.env_id}: its weights have diverged")
             actions = chosen + space.start if self.discrete else chosen.clip(space.low, space.high).astype(space.dtype)
-            for row, raw, action in zip(acting, chosen, actions, strict=True):
-                actor = self._actors[row]
-                rows[row].append(actor.step(raw, action))
+            rewards, terminated, truncated = self._step(rows, actions)
+            step = {"obs": obs, "actions": chosen, "rewards": rewards, "terminated": terminated,
+                    "truncated": truncated, "next_obs": self._obs[rows], "mask": np.ones(len(rows), bool)}  # fmt: skip
+            for name, values in step.items():
+                if name not in columns:
+                    columns[name] = np.zeros((self.num_envs, self.max_length, *values.shape[1:]), values.dtype)
+                columns[name][rows, steps] = values
+            for place, row in enumerate(rows):
                 self.env_steps += 1
-                if actor.ended:
-                    self.finished.append({
-                        "end_step": self.env_steps, "return": actor.total, "length": len(actor.actions),
-                        "terminated": rows[row][-1][3], "truncated": rows[row][-1][4], "seed": actor.seed,
-                    })
-                    if not self.whole_episodes:
-                        actor.start(self._next_seed())
-        columns = [[torch.from_numpy(np.array(column)) for column in zip(*row, strict=True)] for row in rows]
-        return {name: pad_sequence([row[i] for row in columns], batch_first=True) for i, name in enumerate(_STEP)}
+                if self._episodes[row].ended:
+                    self._finish(row, terminated[place], truncated[place])
+            steps += 1
+        return {name: torch.from_numpy(column[:, :steps]) for name, column in columns.items()}
+
+    def _finish(self, row, terminated, truncated):
+        """Report the episode that ended, and where rollouts run on begin the next."""
+        episode = self._episodes[row]
+        self.finished.append({
+            "end_step": self.env_steps, "return": episode.total, "length": len(episode.actions),
+            "terminated": bool(terminated), "truncated": bool(truncated), "seed": episode.seed,
+        })  # fmt: skip
+        if not self.whole_episodes:
+            self._start(row, self._next_seed())
 
     def evaluate(self, policy, episodes, seed, greedy=True):
         """Play whole episodes apart from training and leave no trace: random state, normaliser, counters stay.
@@ -200,27 +193,28 @@ class ControlWorld:
         Returns:
             dict: return_mean, return_std (population), length_mean, episodes, and the lists returns, lengths; all raw.
         """
-        world = ControlWorld(self._made_from, episodes, whole_episodes=True, seed=seed, device=self.device)
+        world = ControlWorld(self._made_from, episodes, True, seed=seed, device=self.device, backend=self._backend)
         world._seed_block = 1
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []), torch.no_grad():
             torch.manual_seed(seed)
             world._act(policy.mode if greedy else lambda obs: policy(obs).sample())
         world.close()
-        returns, lengths = [actor.total for actor in world._actors], [len(actor.actions) for actor in world._actors]
+        returns, lengths = zip(*((episode.total, len(episode.actions)) for episode in world._episodes), strict=True)
         return {"return_mean": float(np.mean(returns)), "return_std": float(np.std(returns)),
-                "length_mean": float(np.mean(lengths)), "episodes": episodes, "returns": returns, "lengths": lengths}
+                "length_mean": float(np.mean(lengths)), "episodes": episodes,
+                "returns": [*returns], "lengths": [*lengths]}
 
     def state_dict(self):
         """What a resumed run needs. No environment: an unfinished episode is its seed and the actions it has taken."""
-        running = [] if self.whole_episodes or not self._episodes_started else self._actors
-        actions = [action for actor in running for action in actor.actions]
+        running = [] if self.whole_episodes or not self._episodes_started else self._episodes
+        actions = [action for episode in running for action in episode.actions]
         return {
             "settings": self._settings, "seed": self.seed, "env_steps": self.env_steps,
             "episodes_started": self._episodes_started, "finished": [dict(row) for row in self.finished],
             "scaler": None if self._scaler is None else self._scaler.state_dict(),
-            "running": [{"seed": actor.seed, "length": len(actor.actions)} for actor in running],
+            "running": [{"seed": episode.seed, "length": len(episode.actions)} for episode in running],
             "actions": torch.from_numpy(np.stack(actions)) if actions else torch.zeros(0),
-            "obs": torch.from_numpy(np.stack([actor.obs for actor in running])) if running else torch.zeros(0),
+            "obs": torch.from_numpy(self._obs.copy()) if running else torch.zeros(0),
             "pending_obs": torch.zeros(0) if self._pending is None else self._pending,
         }
 
@@ -234,17 +228,16 @@ class ControlWorld:
         if self._scaler is not None:
             self._scaler.load_state_dict(state["scaler"])
         past = iter(state["actions"].cpu().numpy())
-        for actor, episode, obs in zip(self._actors, state["running"], state["obs"].cpu().numpy(), strict=False):
-            actor.start(episode["seed"])
-            for action in islice(past, episode["length"]):
-                if not actor.ended:
-                    actor.step(action, action)
-            if not np.array_equal(actor.obs, obs):  # the bits differ between machines and versions
+        for row, (saved, obs) in enumerate(zip(state["running"], state["obs"].cpu().numpy(), strict=True)):
+            self._start(row, saved["seed"])
+            for action in islice(past, saved["length"]):
+                if not self._episodes[row].ended:
+                    self._step([row], action[None])
+            if not np.array_equal(self._obs[row], obs):  # the bits differ between machines and versions
                 warnings.warn(f"a saved episode of {self.env_id} replays differently here; it goes on so", stacklevel=2)
-            if actor.ended:
-                actor.start(self._next_seed())
+            if self._episodes[row].ended:
+                self._start(row, self._next_seed())
 
     def close(self):
         """Free the environments."""
-        for actor in self._actors:
-            actor.env.close()
+        self._envs.close()

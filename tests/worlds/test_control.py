@@ -496,7 +496,7 @@ def test_walker_versions_differ_where_they_should(env_id, feet, falling):
 def test_every_float_is_float32_and_was_so_before_it_moved():
     world = ControlWorld("Walker2d-v5", num_envs=2, steps=8, reward_scaling=True, warmup_steps=8)
     policy = policy_for(world, ObservationNormalizer(17))
-    assert world._actors[0].env.observation_space.dtype == np.float64
+    assert make_env("Walker2d-v5").observation_space.dtype == np.float64
     batch = world.collect(policy, lambda obs: policy.shown.append(obs) or obs.sum(-1))
     world.evaluate(policy, episodes=1, seed=0)
     assert {obs.dtype for obs in policy.shown} == {torch.float32}
@@ -544,7 +544,7 @@ def test_impossible_settings_are_refused(settings):
 def test_close():
     world = ControlWorld(THREE_TRUNCATED, num_envs=2)
     closed = []
-    for actor in world._actors:
-        actor.env.unwrapped.close = lambda: closed.append(1)
+    for env in world._envs._envs:
+        env.unwrapped.close = lambda: closed.append(1)
     world.close()
     assert closed == [1, 1]
