@@ -18,7 +18,7 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 
-from minirl.algorithms.optimize import Stateful, trainable
+from minirl.algorithms.optimize import Stateful, adam
 from minirl.algorithms.settings import NonNegative, Positive, Range, Settings
 from minirl.functional.masked import check_same_shape, masked_sum
 
@@ -116,7 +116,7 @@ class DPO(Stateful):
         elif reference is policy:
             raise ValueError("reference is the policy itself and would move with it; give DPO a copy (copy.deepcopy)")
         self.reference = reference
-        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr)
+        self.optimizer = adam(policy, self.config.lr, eps=1e-8)
 
     def loss(self, pairs):
         """(loss, stats) of Pairs."""

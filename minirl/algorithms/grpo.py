@@ -17,7 +17,7 @@ from typing import Literal
 
 import torch
 
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, movement, ratio_stats, trainable
+from minirl.algorithms.optimize import Stateful, adam, anneal, average_stats, descend, movement, ratio_stats
 from minirl.algorithms.ppo import clipped_surrogate
 from minirl.algorithms.settings import Count, NonNegative, Positive, Settings
 from minirl.functional.kl import k1, k2, k3
@@ -203,7 +203,7 @@ class GRPO(Stateful):
 
     def __init__(self, policy, config=None):
         self.policy, self.config = policy, config or GRPOConfig()
-        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr, eps=1e-5)
+        self.optimizer = adam(policy, self.config.lr)
 
     def update(self, batch, progress=0.0):
         """One update on a Batch of whole rows in groups; progress in [0, 1] drives the step size. Returns stats."""

@@ -21,7 +21,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from minirl.algorithms.optimize import Stateful, trainable
+from minirl.algorithms.optimize import Stateful, adam
 from minirl.algorithms.settings import NonNegative, Positive, Settings
 from minirl.functional.masked import check_same_shape, masked_mean
 
@@ -104,7 +104,7 @@ class ORPO(Stateful):
 
     def __init__(self, policy, config=None):
         self.policy, self.config = policy, config or ORPOConfig()
-        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr)
+        self.optimizer = adam(policy, self.config.lr, eps=1e-8)
 
     def loss(self, pairs):
         """(loss, stats) of Pairs."""

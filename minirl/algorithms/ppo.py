@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from minirl.algorithms.critic import fit_critic, value_loss, with_advantages  # noqa: F401 (value_loss: public here)
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, movement, ratio_stats, trainable
+from minirl.algorithms.optimize import Stateful, adam, anneal, average_stats, descend, movement, ratio_stats
 from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share
 from minirl.functional.masked import check_same_shape, masked_mean, zero_outside
 
@@ -101,8 +101,8 @@ class PPO(Stateful):
 
     def __init__(self, policy, critic, config=None):
         self.policy, self.critic, self.config = policy, critic, config or PPOConfig()
-        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr, eps=1e-5)
-        self.critic_optimizer = torch.optim.Adam(trainable(critic), lr=self.config.critic_lr, eps=1e-5)
+        self.optimizer = adam(policy, self.config.lr)
+        self.critic_optimizer = adam(critic, self.config.critic_lr)
 
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the step sizes. Returns stats."""
@@ -119,7 +119,8 @@ class PPO(Stateful):
                     logprobs, part.logprobs, part.advantages, part.mask, config.clip
                 )
                 stats["entropy"] = entropy.detach()
-                loss = loss - config.entropy_coef * entropy
+                if config.entropy_coef:
+                    loss = loss - config.entropy_coef * entropy
                 seen.append(descend(self.optimizer, [(loss, stats)], config.max_grad_norm))
             if config.target_kl is not None and seen[-1]["kl_old_new"] > config.target_kl:
                 break

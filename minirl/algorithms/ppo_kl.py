@@ -16,7 +16,7 @@ import torch
 from torch.distributions import kl_divergence
 
 from minirl.algorithms.critic import fit_critic, with_advantages
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, movement, ratio_stats, trainable
+from minirl.algorithms.optimize import Stateful, adam, anneal, average_stats, descend, movement, ratio_stats
 from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share
 from minirl.functional.masked import check_same_shape, masked_mean, zero_outside
 
@@ -93,8 +93,8 @@ class PPOKL(Stateful):
 
     def __init__(self, policy, critic, config=None):
         self.policy, self.critic, self.config = policy, critic, config or PPOKLConfig()
-        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr, eps=1e-5)
-        self.critic_optimizer = torch.optim.Adam(trainable(critic), lr=self.config.critic_lr, eps=1e-5)
+        self.optimizer = adam(policy, self.config.lr)
+        self.critic_optimizer = adam(critic, self.config.critic_lr)
         self.beta = float(self.config.kl_beta)
 
     def update(self, batch, progress=0.0):

@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from minirl.algorithms.critic import fit_critic
-from minirl.algorithms.optimize import Stateful, anneal, descend, movement, ratio_stats, trainable
+from minirl.algorithms.optimize import Stateful, adam, anneal, descend, movement, ratio_stats
 from minirl.algorithms.settings import Count, NonNegative, Positive, Settings, Share, ShareBelowOne
 from minirl.functional.masked import check_same_shape, masked_mean, masked_sum, zero_outside
 from minirl.functional.returns import gae, rewards_to_go
@@ -144,10 +144,10 @@ class REINFORCE(Stateful):
             raise ValueError("baseline 'learned' needs a critic; give one or choose another baseline")
         if self.config.baseline == "leave-one-out" and self.config.gamma != 1:
             raise ValueError(f"gamma is {self.config.gamma}; leave-one-out compares whole scores, so it must be 1")
-        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr, eps=1e-5)
+        self.optimizer = adam(policy, self.config.lr)
         self.ema = EMABaseline(self.config.ema_decay)
         if self.config.baseline == "learned":
-            self.critic_optimizer = torch.optim.Adam(trainable(critic), lr=self.config.critic_lr, eps=1e-5)
+            self.critic_optimizer = adam(critic, self.config.critic_lr)
 
     def advantages(self, batch):
         """(advantages, returns), both (B, T): the return of every step minus the baseline, and the return itself.

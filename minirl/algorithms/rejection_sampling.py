@@ -18,7 +18,7 @@ from typing import Annotated
 
 import torch
 
-from minirl.algorithms.optimize import Stateful, anneal, average_stats, descend, movement, ratio_stats, trainable
+from minirl.algorithms.optimize import Stateful, adam, anneal, average_stats, descend, movement, ratio_stats
 from minirl.algorithms.settings import Count, NonNegative, Positive, Range, Settings
 from minirl.algorithms.sft import likelihood_loss
 from minirl.functional.masked import masked_mean
@@ -76,7 +76,7 @@ class RejectionSampling(Stateful):
 
     def __init__(self, policy, config=None):
         self.policy, self.config = policy, config or RejectionSamplingConfig()
-        self.optimizer = torch.optim.Adam(trainable(policy), lr=self.config.lr, eps=1e-5)
+        self.optimizer = adam(policy, self.config.lr)
 
     def update(self, batch, progress=0.0):
         """One update on a Batch of whole rows in groups; progress in [0, 1] drives the step size.

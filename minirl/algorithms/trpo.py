@@ -19,7 +19,7 @@ from torch.distributions import kl_divergence
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from minirl.algorithms.critic import fit_critic, with_advantages
-from minirl.algorithms.optimize import Stateful, ratio_stats, trainable
+from minirl.algorithms.optimize import Stateful, adam, ratio_stats, trainable
 from minirl.algorithms.settings import Count, NonNegative, Positive, PositiveShare, Settings, Share, Whole
 from minirl.functional.masked import check_same_shape, masked_mean, zero_outside
 
@@ -223,7 +223,7 @@ class TRPO(Stateful):
 
     def __init__(self, policy, critic, config=None):
         self.policy, self.critic, self.config = policy, critic, config or TRPOConfig()
-        self.critic_optimizer = torch.optim.Adam(trainable(critic), lr=self.config.critic_lr, eps=1e-5)
+        self.critic_optimizer = adam(critic, self.config.critic_lr)
 
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the schedules. Returns stats."""

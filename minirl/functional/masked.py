@@ -33,7 +33,8 @@ def zero_outside(mask, *tensors):
     """
     for tensor in tensors:
         check_same_shape(tensor=tensor, mask=mask)
-    return [torch.where(mask.bool(), tensor, torch.zeros_like(tensor)) for tensor in tensors]
+    outside = ~mask.bool()
+    return [tensor.masked_fill(outside, 0) for tensor in tensors]
 
 
 def masked_sum(x, mask, dim=None):

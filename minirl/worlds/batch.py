@@ -97,9 +97,9 @@ class Batch:
         keep_rows = self.rows_are_sequences if whole_rows is None else whole_rows
         units = self if keep_rows else self.steps()
         total = units.mask.shape[0]
-        order = torch.randperm(total, device="cpu").to(units.mask.device)
-        for index in order.tensor_split(min(count, total)):
-            yield units.rows(index)
+        units = units.rows(torch.randperm(total, device="cpu").to(units.mask.device))
+        for index in torch.arange(total).tensor_split(min(count, total)):
+            yield units.rows(slice(int(index[0]), int(index[-1]) + 1))  # a view: gathering rows costs more than a step
 
 
 @dataclass(frozen=True)
