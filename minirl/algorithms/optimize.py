@@ -69,12 +69,13 @@ def descend(optimizer, parts, max_grad_norm=None):
         (loss * stats["count"]).backward()
         seen.append(stats)
     stats = average_stats(seen)
-    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     count = stats["count"].clamp(min=1)
-    for parameter in parameters:
-        parameter.grad /= count
+    stats["grad_norm"] = torch.cat([gradient.flatten() for gradient in gradients]).norm() / count
     limit = float("inf") if max_grad_norm is None else max_grad_norm
-    stats["grad_norm"] = torch.nn.utils.clip_grad_norm_(parameters, limit)
+    scale = (limit / (stats["grad_norm"] + 1e-6)).clamp(max=1) / count
+    for gradient in gradients:
+        gradient *= scale
     optimizer.step()
     return stats
 

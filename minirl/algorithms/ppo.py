@@ -104,6 +104,15 @@ class PPO(Stateful):
         self.optimizer = adam(policy, self.config.lr)
         self.critic_optimizer = adam(critic, self.config.critic_lr)
 
+    def loss(self, part):
+        """(loss, stats) of the policy on a mini-batch."""
+        policy = self.policy(part.obs)
+        logprobs, entropy = policy.log_prob(part.actions), masked_mean(policy.entropy(), part.mask)
+        loss, stats = clipped_surrogate_loss(logprobs, part.logprobs, part.advantages, part.mask, self.config.clip)
+        if self.config.entropy_coef:
+            loss = loss - self.config.entropy_coef * entropy
+        return loss, stats | {"entropy": entropy.detach()}
+
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the step sizes. Returns stats."""
         config = self.config
@@ -113,15 +122,7 @@ class PPO(Stateful):
         seen = []
         for _ in range(config.epochs):
             for part in batch.minibatches(config.minibatches):
-                policy = self.policy(part.obs)
-                logprobs, entropy = policy.log_prob(part.actions), masked_mean(policy.entropy(), part.mask)
-                loss, stats = clipped_surrogate_loss(
-                    logprobs, part.logprobs, part.advantages, part.mask, config.clip
-                )
-                stats["entropy"] = entropy.detach()
-                if config.entropy_coef:
-                    loss = loss - config.entropy_coef * entropy
-                seen.append(descend(self.optimizer, [(loss, stats)], config.max_grad_norm))
+                seen.append(descend(self.optimizer, [self.loss(part)], config.max_grad_norm))
             if config.target_kl is not None and seen[-1]["kl_old_new"] > config.target_kl:
                 break
         stats = average_stats(seen) | movement(self.policy, batch)

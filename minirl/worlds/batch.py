@@ -98,7 +98,7 @@ class Batch:
         units = self if keep_rows else self.steps()
         total = units.mask.shape[0]
         units = units.rows(torch.randperm(total, device="cpu").to(units.mask.device))
-        for index in torch.arange(total).tensor_split(min(count, total)):
+        for index in torch.arange(total, device="cpu").tensor_split(min(count, total)):
             yield units.rows(slice(int(index[0]), int(index[-1]) + 1))  # a view: gathering rows costs more than a step
 
 
