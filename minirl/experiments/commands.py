@@ -45,6 +45,7 @@ COMMANDS = {
     "r1-zero": Command("Train", "r1_zero.R1Zero", "Reasoning from reward alone: GRPO straight from a base model."),
     "generate": Command("Train", "generating.Generate", "Let a trained model complete prompts."),
     "compare": Command("Compare", "compare.Compare", "Several algorithms on one environment, over several seeds."),
+    "report": Command("Compare", "comparison_report.Report", "Tables, figures and verdicts from runs of compare."),
     "posttraining": Command(
         "Compare", "posttraining.PostTraining", "All ways from one SFT model to a better one, judged by the truth.",
     ),

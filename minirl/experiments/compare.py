@@ -1,22 +1,23 @@
 """The command compare: several algorithms on one environment, with equal steps and several seeds each.
 
-A run leaves in OUT/ALGORITHM/seed-N what the single commands leave, and last of all summary.json: a folder that has it
-is complete. OUT gets a table, summary.csv, and a figure. Runs of different environment ids, Walker2d-v4 and Walker2d-v5
-say, never come into one table: their physics and rewards differ.
+A run leaves in OUT/ALGORITHM/seed-N what is listed in minirl.experiments.run_files, and last of all summary.json: a
+folder that has it is complete. `report` draws and judges any such folders; compare ends with it. Networks, evaluation
+episodes and, for TRPO and PPO, the advantage estimator are the same for all.
 """
 
 import json
 import math
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from minirl.algorithms.settings import Count, Settings, Whole
-from minirl.checkpoint import replacing
 from minirl.experiments.on_policy import ALGORITHMS, Run
 from minirl.experiments.parallel import run_jobs
+from minirl.experiments.presets import PRESETS, apply_changes, entry_of
+from minirl.experiments.run_files import VERSIONS, write_run
 from minirl.experiments.settings import ControlSettings, RunSettings
-from minirl.experiments.summary import VERSIONS, report, summarise
 from minirl.tracking import machine, say, write_config
 from minirl.training import resolve_device
 
@@ -26,33 +27,54 @@ class Compare(Settings):
     """Train several algorithms on one environment with equal steps, and compare them over seeds."""
 
     algorithms: tuple[str, ...] = ("trpo", "ppo")
-    """Any of those that learn from rollouts of fixed length: trpo, ppo, ppo-kl."""
-    env: str = "Walker2d-v5"
-    """Gymnasium id; without a version the newest is taken."""
-    env_steps: Count = 50_000
-    """Steps of every run; rounded up to whole batches of all algorithms, so that each takes the same number."""
+    """Any of trpo, ppo, ppo-kl, reinforce, grpo, rejection-sampling (the last three learn from whole episodes)."""
+    preset: Literal["none", "cleanrl-50k", "mujoco-1m"] = "none"
+    """cleanrl-50k: Walker2d-v4, 50,000 steps, CleanRL's settings. mujoco-1m: Walker2d-v5, 1,000,000 steps, settings
+    found by a search of equal size for TRPO and PPO. none: those of the single commands."""
+    env: str | None = None
+    """Gymnasium id; without a version the newest is taken. None: the preset's, or Walker2d-v5."""
+    env_steps: Count | None = None
+    """Steps of every run, rounded up to whole batches of all algorithms. None: the preset's, or 50,000."""
     seeds: str = "1-5"
     """A range (1-5), a list (1,3,7), or both (1-3,10)."""
+    set: tuple[str, ...] = ()
+    """Other settings: ppo.clip=0.1 of one algorithm, num-envs=8 of all that have it; several with blanks between."""
+    eval_every: Whole | None = None
+    """Steps between evaluations; 0 for one before and one after training. None: the preset's, or 0."""
+    eval_episodes: Count = 10
+    """Episodes of an evaluation: as many with the mean action, and as many sampled; the same initial states for all."""
+    threshold: float | None = None
+    """The report times when an evaluation first reaches this return. None: the preset's, or half of the best."""
     workers: Whole = 0
     """Runs side by side, each a process with one thread; 0 for one per core."""
     out: Path = Path("runs/compare")
-    """Folder for runs, summary.csv, compare.png and config.json; an earlier comparison there is replaced."""
-    evaluate_every: Whole = 0
-    """Updates between greedy evaluations; 0 for one before and one after training."""
+    """Folder for the runs and the report; an earlier comparison there is replaced."""
+    backend: Literal["auto", "gymnasium"] = "auto"
+    """auto steps Walker2d-v4 and -v5 without gymnasium's overhead, equal to it to the bit; gymnasium never does."""
+    compile: bool = False
+    """Compile PPO's loss: up to a minute before the first update, then about a quarter less time an update."""
     device: str = "cpu"
     """auto, cpu, cuda or another torch device; networks as small as these are fastest on the CPU."""
     resume: bool = False
-    """Keep the complete runs in --out and go on with the others."""
+    """Keep the complete runs in --out, go on with those that were interrupted, and do what is missing."""
+    dry_run: bool = False
+    """Only print the runs, and the hours that they would take here."""
+    video: bool = False
+    """Also write the best walker of each algorithm as ALGORITHM.gif."""
     quiet: bool = False
     """No progress bar."""
 
     def run(self):
-        """Train what is missing, write summary.csv and compare.png, print the table.
+        """Train what is missing, write the report, print the table.
 
         Returns (rows, failed): the dicts of summary.csv, and name of a run -> its error in one line. A setting that
         does not fit raises a ValueError before anything is trained or replaced.
         """
+        from minirl.experiments.comparison_report import report
+
         jobs = self.jobs()
+        if self.dry_run:
+            return expect(jobs, self.workers), {}
         for job in jobs:
             if self.resume:
                 job.check_folder()
@@ -61,32 +83,68 @@ class Compare(Settings):
         write_config(self.out, {"compare": self, "env_id": jobs[0].env_id, "env_steps": jobs[0].size})
         missing = [job for job in jobs if not job.summary.is_file()]
         failed = run_jobs(missing, self.workers, f"{len(missing)} runs", "step", self.quiet)
-        rows = report([job.settings.out for job in jobs if job.summary.is_file()], self.out)
+        rows = report([job.settings.out for job in jobs if job.summary.is_file()], self.out, self.threshold_or_preset)
+        if self.video and rows:
+            from minirl.experiments.watch import record_best
+
+            record_best(rows, self.out)
         if failed:
             say(f"{len(failed)} of {len(jobs)} runs failed; --resume tries them again")
         return rows, failed
+
+    @property
+    def threshold_or_preset(self):
+        """What --threshold means."""
+        preset = PRESETS.get(self.preset)
+        return self.threshold if self.threshold is not None or preset is None else preset.threshold
 
     def jobs(self):
         """The runs, seed by seed."""
         from minirl.worlds.control import make_env  # costs the import of a simulator
 
-        able = [name for name, entry in ALGORITHMS.items() if not entry.control_world.whole_episodes]
-        if not self.algorithms or not set(self.algorithms) <= set(able):
-            raise ValueError(f"--algorithms is {' '.join(self.algorithms) or 'empty'}; it takes {', '.join(able)}")
-        seeds, device = parse_seeds(self.seeds), resolve_device(self.device)
-        env = make_env(self.env)
+        unknown = set(self.algorithms) - set(ALGORITHMS)
+        if not self.algorithms or unknown:
+            named = " ".join(self.algorithms) or "empty"
+            raise ValueError(f"--algorithms is {named}; it takes {', '.join(ALGORITHMS)}")
+        seeds, device, preset = parse_seeds(self.seeds), resolve_device(self.device), PRESETS.get(self.preset)
+        env_id, wanted, every = (
+            given if given is not None else getattr(preset, name, default)
+            for name, given, default in (("env", self.env, "Walker2d-v5"), ("env_steps", self.env_steps, 50_000),
+                                         ("eval_every", self.eval_every, 0))
+        )  # fmt: skip
+        env = make_env(env_id)
         env.close()
-        entries = {name: ALGORITHMS[name] for name in self.algorithms}
-        batches = {name: entry.control_world.num_envs * entry.control_world.steps for name, entry in entries.items()}
-        unit = math.lcm(*batches.values())
-        total = -(-self.env_steps // unit) * unit
+        entries = apply_changes({name: entry_of(name, preset) for name in self.algorithms}, self.set)
+        entries = {name: (config, replace(world, backend=self.backend)) for name, (config, world) in entries.items()}
+        batches = [world.num_envs * world.steps for _, world in entries.values() if not world.whole_episodes]
+        unit = math.lcm(*batches)
+        total = -(-wanted // unit) * unit
         return [
-            Job(name, env.spec.id, total, entry.control, entry.control_world, RunSettings(
-                self.out / name / f"seed-{seed}", updates=total // batches[name], seed=seed, device=device,
-                evaluate_every=self.evaluate_every, resume=self.resume, quiet=True,
+            Job(name, env.spec.id, total, config, world, " ".join(self.set), RunSettings(
+                self.out / name / f"seed-{seed}", env_steps=total, seed=seed, device=device, evaluate_every=0,
+                eval_every=every or None, evaluate_episodes=self.eval_episodes, save_every=200, resume=self.resume,
+                compile=self.compile and name == "ppo", quiet=True,
             ))
-            for seed in seeds for name, entry in entries.items()
+            for seed in seeds for name, (config, world) in entries.items()
         ]  # fmt: skip
+
+
+def expect(jobs, workers):
+    """Print the runs and the time they would take, from a short run of each algorithm here; returns []."""
+    import os
+
+    seconds, measured = 0.0, {}
+    for job in jobs:
+        if job.algorithm not in measured:
+            measured[job.algorithm] = job.steps_per_second()
+            say(f"{job.algorithm:<12}{measured[job.algorithm]:>8,.0f} steps/s here, evaluations included")
+        seconds += job.size / measured[job.algorithm]
+    workers = min(workers or os.cpu_count() or 1, len(jobs))
+    say(f"{len(jobs)} runs of {jobs[0].size:,} steps on {jobs[0].env_id}, {workers} side by side: about "
+        f"{seconds / workers / 3600:.1f} hours if the cores do not slow each other down")  # fmt: skip
+    for job in jobs:
+        say(f"  {job.title:<24}{job.settings.out}")
+    return []
 
 
 def parse_seeds(text):
@@ -111,6 +169,8 @@ class Job:
     """Environment steps."""
     config: Any
     world: ControlSettings
+    variant: str
+    """What --set changed."""
     settings: RunSettings
 
     @property
@@ -127,8 +187,9 @@ class Job:
         """ValueError if the folder holds a run with other settings, or of other versions."""
         path, here = self.settings.out / "config.json", machine()
         if path.is_file():
-            wanted = {"task": self.env_id, "updates": self.settings.updates, "config": asdict(self.config),
-                      "world": asdict(self.world), **{name: here[name] for name in VERSIONS}}  # fmt: skip
+            wanted = {"task": self.env_id, "env_steps": self.size, "eval_every": self.settings.eval_every,
+                      "config": asdict(self.config), "world": asdict(self.world),
+                      **{name: here[name] for name in VERSIONS}}  # fmt: skip
             found = json.loads(path.read_text(encoding="utf-8"))
             found = found["settings"] | found["settings"]["run"] | found["machine"]
             wrong = [name for name, value in json.loads(json.dumps(wanted)).items() if found.get(name) != value]
@@ -137,14 +198,32 @@ class Job:
                                  "give another --out, or leave out --resume to replace it")
 
     def run(self, advance):
-        """Train to the end, and write the row of summary.csv to summary.json."""
+        """Train to the end, and leave the files of a complete run."""
         run = Run(self.algorithm, self.env_id, self.config, self.world, self.settings)
-        steps = self.size / self.settings.updates
-        history = run.start(on_log=lambda row: advance(steps if row["step"] else 0))["history"]
-        seconds, here = history[-1]["seconds"], machine()
-        row = {"algorithm": self.algorithm, "seed": self.settings.seed, "env_id": run.world.env_id,
-               **{name: here[name] for name in VERSIONS}, "env_steps": run.world.env_steps,
-               **summarise(run.world.finished), "env_steps_per_second": run.world.env_steps / seconds,
-               "seconds": seconds}  # fmt: skip
-        with replacing(self.summary) as temporary:
-            temporary.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
+        taken, evaluating = [0], {}
+
+        def on_log(row):
+            evaluating[row["step"]] = {"evaluation_seconds": round(run.evaluation_seconds, 3)}
+            advance(min(run.world.env_steps, self.size) - taken[0])
+            taken[0] = min(run.world.env_steps, self.size)
+
+        history = run.start(on_log=on_log)["history"]
+        write_run(self.settings.out, {
+            "algorithm": self.algorithm, "variant": self.variant, "seed": self.settings.seed,
+            "env_id": run.world.env_id, "env_steps": self.size,
+        }, [row | evaluating.get(row["step"], {}) for row in history])  # fmt: skip
+
+    def steps_per_second(self, updates=3):
+        """Of a short run that leaves nothing: training, and evaluations at the rate of the whole run."""
+        import tempfile
+
+        with tempfile.TemporaryDirectory() as folder:
+            run = Run(self.algorithm, self.env_id, self.config, self.world,
+                      replace(self.settings, out=Path(folder), env_steps=None, eval_every=None, updates=updates))
+            began = time.perf_counter()
+            run.start()
+            seconds = time.perf_counter() - began
+        evaluations = self.size / self.settings.eval_every if self.settings.eval_every else 2
+        each = run.evaluation_seconds / 2  # of a policy that falls soon; a good one takes longer
+        training = (seconds - run.evaluation_seconds) / run.world.env_steps
+        return self.size / (self.size * training + evaluations * each)

@@ -5,6 +5,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from minirl.checkpoint import FILE_NAME, has_checkpoint, load_checkpoint, restore_rng_state, rng_state, save_checkpoint
 from minirl.experiments.models import save_model, write_samples
 from minirl.experiments.settings import TEXT_TASKS, ControlSettings, RunSettings, SumsSettings  # noqa: F401
@@ -12,8 +14,10 @@ from minirl.experiments.table import ALGORITHMS
 from minirl.experiments.tasks import text_setup
 from minirl.models.normalizer import ObservationNormalizer
 from minirl.models.policies import CategoricalPolicy, GaussianPolicy, ValueNetwork
-from minirl.tracking import Tracker, write_config, write_rows
+from minirl.tracking import Tracker, say, write_config, write_rows
 from minirl.training import train
+
+EVALUATION_SEED = 10_000  # of the initial states of every evaluation on control
 
 
 def build(algorithm, config, policy, make_critic):
@@ -31,7 +35,7 @@ def control_setup(env_id, settings, seed, device, gamma):
     world = ControlWorld(
         env_id, settings.num_envs, settings.whole_episodes, steps=settings.steps, group_size=settings.group_size,
         reward_scaling=settings.reward_scaling, gamma=gamma, seed=seed, warmup_steps=settings.warmup_steps,
-        device=device,
+        device=device, backend=settings.backend,
     )  # fmt: skip
     normalizer = ObservationNormalizer((world.obs_dim,)) if settings.normalize_observations else None
     kind = CategoricalPolicy if world.discrete else GaussianPolicy
@@ -45,9 +49,10 @@ def number_of_updates(entry, task, world_settings, settings):
         raise ValueError("give --updates or --env-steps, not both")
     if settings.env_steps is None:
         return entry.of(task)[-1] if settings.updates is None else settings.updates
-    if task in TEXT_TASKS or world_settings.whole_episodes:
-        raise ValueError("--env-steps needs an environment and fixed rollouts; use --updates here")
-    return -(-settings.env_steps // (world_settings.num_envs * world_settings.steps))
+    if task in TEXT_TASKS:
+        raise ValueError("--env-steps needs an environment; use --updates here")
+    smallest = 1 if world_settings.whole_episodes else world_settings.steps  # steps of a row; episodes end the run
+    return -(-settings.env_steps // (world_settings.num_envs * smallest))
 
 
 def check_groups(name, config, world_settings):
@@ -76,7 +81,11 @@ class Run:
             self.world, policy, make_critic = control_setup(task, world_settings, settings.seed, device, gamma)
         self.policy = policy
         self.algorithm = build(entry.algorithm, config, policy, make_critic)
-        self.samples = []
+        if settings.compile:
+            if not hasattr(self.algorithm, "loss"):
+                raise ValueError(f"--compile is for ppo; {name} has no loss to compile")
+            self.algorithm.loss = torch.compile(self.algorithm.loss)
+        self.samples, self.evaluation_seconds, self._evaluations = [], 0.0, 0
 
     def start(self, on_log=None):
         """Train to the end.
@@ -88,6 +97,8 @@ class Run:
             history (all rows).
         """
         settings, done = self.settings, 0
+        if getattr(self.world, "fast", False) and not settings.quiet:
+            say(f"{self.world.env_id} without gymnasium's overhead, to the same bits (off: --backend gymnasium)")
         if settings.resume and has_checkpoint(settings.out):
             done = self.load()
         before, first_samples = self.evaluate(0), self.samples
@@ -106,8 +117,9 @@ class Run:
             if not done:
                 tracker.log(0, before)
             train(
-                self.world, self.algorithm, self.updates, tracker, evaluate=self.evaluate,
-                evaluate_every=settings.evaluate_every, save=self.save, save_every=settings.save_every, start=done,
+                self.world, self.algorithm, self.updates, tracker, evaluate=self.evaluate_when_due,
+                evaluate_every=1 if settings.eval_every else settings.evaluate_every, save=self.save,
+                save_every=settings.save_every, start=done, progress=self.progress,
             )  # fmt: skip
             history = tracker.history
         seconds = time.perf_counter() - began
@@ -118,19 +130,46 @@ class Run:
         return {"before": before, "after": after, "seconds": seconds, "steps_per_second": steps / seconds,
                 "history": history}  # fmt: skip
 
+    @property
+    def progress(self):
+        """None where every batch has as many steps; otherwise the share of --env-steps taken, as a function."""
+        total = self.settings.env_steps
+        if total is None or not self.world_settings.whole_episodes:
+            return None
+        return lambda: min(1.0, self.world.env_steps / total)
+
+    def evaluate_when_due(self, update):
+        """`evaluate`, or {} where --eval-every steps have not passed since the last time, nor the run is over."""
+        every, total = self.settings.eval_every, self.settings.env_steps
+        if every is None:
+            return self.evaluate(update)
+        over = update == self.updates or (total is not None and self.world.env_steps >= total)
+        if self.world.env_steps // every == self._evaluations and not over:
+            return {}
+        self._evaluations = self.world.env_steps // every
+        return self.evaluate(update)
+
     def evaluate(self, update):
-        """Metrics of the policy as it is, and self.samples where it writes text; touches no training state."""
+        """Metrics of the policy as it is, and self.samples where it writes text; touches no training state.
+
+        On control all runs, whatever their seed, are evaluated from the same initial states.
+        """
+        began = time.perf_counter()
         if self.task in TEXT_TASKS:
             count = getattr(self.world_settings, "evaluate_prompts", None)
             metrics, self.samples = self.world.evaluate(self.policy, count, seed=self.settings.seed)
-            return {f"eval_{name}": value for name, value in metrics.items()}
-        seed = 10_000 + self.settings.seed
-        result = self.world.evaluate(self.policy, self.settings.evaluate_episodes, seed)
-        return {"eval_return": result["return_mean"], "eval_length": result["length_mean"]}
+        else:
+            metrics = {}
+            for kind, greedy in (("", True), ("_sampled", False)):
+                found = self.world.evaluate(self.policy, self.settings.evaluate_episodes, EVALUATION_SEED, greedy)
+                metrics |= {f"return{kind}": found["return_mean"], f"length{kind}": found["length_mean"]}
+        self.evaluation_seconds += time.perf_counter() - began
+        return {f"eval_{name}": value for name, value in metrics.items()}
 
     def save(self, update):
         """Write the whole state after `update`, and the model by itself where it writes text."""
         state = {"run": f"{self.name} {self.task}", "update": update, "rng": rng_state(),
+                 "evaluations": self._evaluations,
                  "algorithm": self.algorithm.state_dict(), "world": self.world.state_dict()}  # fmt: skip
         save_checkpoint(self.settings.out, state)
         if self.task in TEXT_TASKS:
@@ -150,4 +189,5 @@ class Run:
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"the run in {folder} had other settings ({error}); see its config.json") from error
         restore_rng_state(state["rng"])
+        self._evaluations = state["evaluations"]
         return state["update"]

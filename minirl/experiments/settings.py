@@ -132,6 +132,8 @@ class ControlSettings(Settings):
     """Divide rewards by the deviation of the discounted return."""
     warmup_steps: Whole = 512
     """Random steps that the normaliser sees before training (not counted as training steps)."""
+    backend: Literal["auto", "gymnasium"] = "auto"
+    """auto steps Walker2d-v4 and -v5 without gymnasium's overhead, equal to it to the bit; gymnasium never does."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,12 @@ class RunSettings(Machine):
     """On control instead of --updates: environment steps in all."""
     evaluate_every: Whole = 10
     """Updates between evaluations; 0 for one before and one after training."""
+    eval_every: Count | None = None
+    """On control instead of --evaluate-every: environment steps between evaluations."""
     evaluate_episodes: Count = 5
-    """Episodes of an evaluation on control."""
+    """Episodes of an evaluation on control: as many with the policy's mean action, and as many sampled."""
+    compile: bool = False
+    """Compile PPO's loss (torch.compile): pays on long control runs, after up to a minute; needs a C++ compiler."""
     save_every: Count = 50
     """Updates between checkpoints."""
     resume: bool = False
