@@ -211,10 +211,10 @@ def tour_figure(text, control, path=None, x="step", accuracy="accuracy_greedy", 
 
 
 def save_figure(figure, path=None):
-    """Save as PNG with 150 dpi, replacing an older file in one step; None saves nothing. Returns the figure."""
+    """Save as PNG with 150 dpi, or as SVG where the path says so, in one step; None saves nothing. Returns it."""
     if path is not None:
         with replacing(path) as temporary:
-            figure.savefig(temporary, format="png", dpi=150)
+            figure.savefig(temporary, format="svg" if str(path).endswith("svg") else "png", dpi=150)
     return figure
 
 

@@ -85,7 +85,10 @@ def stop_if_diverged(step, row, algorithm, good, save=None):
         raise
 
 
-def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every=0, save=None, save_every=0, start=0):
+def train(
+    world, algorithm, updates, tracker=None, evaluate=None, evaluate_every=0, save=None, save_every=0, start=0,
+    progress=None,
+):  # fmt: skip
     """Let an algorithm act and learn.
 
     Args:
@@ -97,6 +100,8 @@ def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every
             and after the last.
         save: called with the number of the update; after every `save_every` updates and after the last.
         start: updates already made by the run that is being continued.
+        progress: for batches of no fixed size (whole episodes): called without arguments, returns the share of the run
+            that is done; the run ends when that is 1, after `updates` at the latest. None: updates / `updates`.
     Returns:
         history: a list of dicts, one an update.
     Raises:
@@ -105,21 +110,26 @@ def train(world, algorithm, updates, tracker=None, evaluate=None, evaluate_every
     """
     history = []
     critic = getattr(algorithm, "critic", None)
+    share = progress() if progress else start / updates
     with interruptible() as pressed:
         for update in range(start + 1, updates + 1):
             good = copy.deepcopy(algorithm.state_dict())
             batch = world.collect(algorithm.policy, critic)
-            row = batch.metrics | to_floats(algorithm.update(batch, progress=(update - 1) / updates))
+            row = batch.metrics | to_floats(algorithm.update(batch, progress=share))
             stop_if_diverged(update, row, algorithm, good, save)
-            if evaluate and (update == updates or (evaluate_every and update % evaluate_every == 0)):
+            share = progress() if progress else update / updates
+            last = update == updates or share >= 1
+            if evaluate and (last or (evaluate_every and update % evaluate_every == 0)):
                 row |= evaluate(update)
             history.append({"step": update} | row)
             if tracker:
                 tracker.log(update, row)
-            if save and (update == updates or pressed or (save_every and update % save_every == 0)):
+            if save and (last or pressed or (save_every and update % save_every == 0)):
                 save(update)
             if pressed:
                 raise KeyboardInterrupt
+            if last:
+                break
     return history
 
 

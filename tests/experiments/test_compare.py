@@ -9,15 +9,16 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from minirl.experiments import compare, summary
+from minirl.experiments import compare
 from minirl.experiments.compare import Compare, parse_seeds
+from minirl.experiments.comparison_report import cell, report, summarise
 from minirl.experiments.on_policy import ALGORITHMS
-from minirl.experiments.summary import mean_and_interval, report, summarise
-from minirl.plotting import compare_figure
+from minirl.experiments.run_files import RunFiles, complete_runs
 
-SETTINGS = Compare(env="CartPole-v1", env_steps=2_300, seeds="1-2", workers=1)
+SETTINGS = Compare(env="CartPole-v1", env_steps=2_300, seeds="1-2", workers=1, eval_every=1_000, eval_episodes=2)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -72,7 +73,7 @@ def test_bad_seeds_are_named(text):
 
 def test_a_failed_run_is_named_and_the_others_finish(first):
     _, rows, failed, printed, _ = first
-    assert [(row["algorithm"], row["seed"]) for row in rows] == [("trpo", 1), ("trpo", 2), ("ppo", 2)]
+    assert [(row["algorithm"], row["seed"]) for row in rows] == [("ppo", 2), ("trpo", 1), ("trpo", 2)]
     assert list(failed) == ["ppo seed 1"] and "metrics.csv" in failed["ppo seed 1"]
     assert f"ppo seed 1 failed: {failed['ppo seed 1']}\n" in printed and "\n" not in failed["ppo seed 1"]
     assert "1 of 4 runs failed" in printed
@@ -82,16 +83,15 @@ def test_every_run_takes_the_same_steps(first):
     settings, rows, *_, bar = first
     assert len({row["env_steps"] for row in rows}) == 1 and rows[0]["env_steps"] >= settings.env_steps
     for row in rows:
-        metrics = rows_of(settings.out / row["algorithm"] / f"seed-{row['seed']}" / "metrics.csv")
-        assert sum(int(update["count"] or 0) for update in metrics) == row["env_steps"]
+        updates = rows_of(settings.out / row["algorithm"] / f"seed-{row['seed']}" / "updates.csv")
+        assert sum(int(update["count"]) for update in updates) == row["env_steps"] == int(updates[-1]["env_steps"])
     done, total = 3 * rows[0]["env_steps"], 4 * rows[0]["env_steps"]
     assert f"{done / 1000:.2f}k/{total / 1000:.2f}k" in bar
 
 
 def test_unequal_batches_are_rounded_up_to_a_common_multiple(tmp_path):
     jobs = replace(SETTINGS, out=tmp_path, env_steps=2_500, seeds="7").jobs()
-    updates = {job.algorithm: job.settings.updates for job in jobs}
-    assert updates == {"trpo": 4800 // 600, "ppo": 4800 // 800}  # lcm(600, 800) = 2400, and 2 * 2400 >= 2500
+    assert {job.settings.env_steps for job in jobs} == {4800}  # lcm(600, 800) = 2400, and 2 * 2400 >= 2500
     assert {job.size for job in jobs} == {4800} and {job.settings.seed for job in jobs} == {7}
 
 
@@ -109,19 +109,33 @@ def test_summary_says_what_the_episodes_say(first):
         assert float(row["mean_return_last_20"]) == pytest.approx(sum(returns[-20:]) / 20, rel=1e-12)
         assert float(row["max_return"]) == max(returns) and int(row["max_length"]) == max(lengths)
         assert float(row["mean_length"]) == pytest.approx(sum(lengths) / len(lengths), rel=1e-12)
-        seconds = float(rows_of(folder / "metrics.csv")[-1]["seconds"])
-        assert float(row["seconds"]) == seconds
+        last = rows_of(folder / "timing.csv")[-1]
+        seconds = float(last["seconds"]) - float(last["evaluation_seconds"])
+        assert float(row["seconds"]) == pytest.approx(seconds, rel=1e-12)
         assert float(row["env_steps_per_second"]) == pytest.approx(int(row["env_steps"]) / seconds, rel=1e-12)
+        evaluations = rows_of(folder / "eval.csv")
+        # At 0, after the first batch that passes each 1,000 steps, and at the end; batches have 600 and 800 steps.
+        steps = {"trpo": [0, 1200, 2400], "ppo": [0, 1600, 2400]}[row["algorithm"]]
+        assert [int(found["env_steps"]) for found in evaluations] == steps
+        returns = [float(found["return_greedy"]) for found in evaluations]
+        assert float(row["final_return"]) == pytest.approx(sum(returns) / 3, rel=1e-12)
+        assert float(row["max_evaluation_return"]) == max(returns)
 
 
-def test_last_20_means_the_last_20():
-    episodes = [{"return": float(i), "length": 2 * i} for i in range(1, 31)]
-    found = summarise(episodes)
-    assert found["mean_return_last_20"] == sum(range(11, 31)) / 20 == 20.5
-    assert found["mean_return_all_episodes"] == 15.5 and found["max_return"] == 30 and found["max_length"] == 60
-    assert summarise(episodes[:4])["mean_return_last_20"] == 2.5
-    empty = summarise([])
-    assert empty["episodes"] == 0 and math.isnan(empty["mean_return_last_20"])
+def test_what_the_columns_of_the_summary_mean(first):
+    run = RunFiles(first[0].out / "trpo" / "seed-1")
+    run.episodes = {"return": np.arange(1.0, 31.0), "length": 2 * np.arange(1.0, 31.0)}
+    run.eval = {"env_steps": np.array([0.0, 1, 2, 4, 5, 6, 8]), "return_greedy": np.array([9.0, 8, 1, 2, 3, 4, 5]),
+                "return_sampled": np.array([0.0, 0, 1, 1, 1, 1, 6])}
+    row = summarise(run)
+    assert row["mean_return_last_20"] == sum(range(11, 31)) / 20 == 20.5
+    assert row["mean_return_all_episodes"] == 15.5 and row["max_return"] == 30 and row["max_length"] == 60
+    assert row["final_return"] == 3.0 and row["final_return_sampled"] == 2.0  # the last five: 1 2 3 4 5, 1 1 1 1 6
+    assert row["max_evaluation_return"] == 9 and row["evaluations"] == 7
+    # Trapezoids: (9 + 8)/2, (8 + 1)/2, 2 (1 + 2)/2, (2 + 3)/2, (3 + 4)/2, 2 (4 + 5)/2 = 31 over 8 steps.
+    assert row["area_under_curve"] == pytest.approx(31 / 8)
+    run.episodes = {}
+    assert math.isnan(summarise(run)["mean_return_last_20"])
 
 
 def test_env_id_and_versions_stand_in_every_record(first):
@@ -146,10 +160,8 @@ def test_a_worker_and_this_process_play_the_same_episodes(first, tmp_path):
         assert (here / "episodes.csv").read_text(encoding="utf-8") == episodes
         different = settings.out / "trpo" / "seed-1" / "episodes.csv"
         assert different.read_text(encoding="utf-8") != episodes
-        updates = [rows_of(folder / "metrics.csv") for folder in (there, here)]
-        for row in updates[0] + updates[1]:
-            del row["seconds"]
-        assert updates[0] == updates[1]
+        for name in ("updates.csv", "eval.csv"):
+            assert (here / name).read_bytes() == (there / name).read_bytes()
 
 
 def test_resume_trains_what_is_missing_and_nothing_else(first, tmp_path, monkeypatch):
@@ -164,11 +176,11 @@ def test_resume_trains_what_is_missing_and_nothing_else(first, tmp_path, monkeyp
     asked[0].run(advance=lambda steps: None)
     monkeypatch.setattr(compare, "run_jobs", no_training)
     rows, failed = settings.run()
-    assert [row["algorithm"] for row in rows] == ["trpo", "ppo"] * 2 and not failed
+    assert [row["algorithm"] for row in rows] == ["ppo", "ppo", "trpo", "trpo"] and not failed
     assert len(rows_of(settings.out / "summary.csv")) == 4
 
 
-@pytest.mark.parametrize("change, named", [({"env": "Acrobot-v1"}, "task"), ({"env_steps": 9_000}, "updates")])
+@pytest.mark.parametrize("change, named", [({"env": "Acrobot-v1"}, "task"), ({"env_steps": 9_000}, "env_steps")])
 def test_resume_refuses_runs_with_other_settings(first, tmp_path, monkeypatch, change, named):
     settings = replace(first[0], out=tmp_path / "copy", resume=True, **change)
     shutil.copytree(first[0].out, settings.out)
@@ -188,44 +200,67 @@ def test_without_resume_a_comparison_starts_afresh(first, tmp_path, monkeypatch)
     assert len(asked) == 4 and rows == [] and rows_of(settings.out / "summary.csv") == []
 
 
-@pytest.mark.parametrize("name, value", [("env_id", "CartPole-v0"), ("env_steps", 1)])
-def test_unlike_runs_never_share_a_figure(first, tmp_path, name, value):
-    runs = [tmp_path / "a", tmp_path / "b"]
+@pytest.fixture
+def two_runs(first, tmp_path):
+    """The same complete run twice."""
+    runs = [tmp_path / name / "seed-1" for name in "ab"]
     for folder in runs:
         shutil.copytree(first[0].out / "trpo" / "seed-1", folder)
-    report(runs, tmp_path / "fine")
-    assert (tmp_path / "fine" / "compare.png").read_bytes().startswith(b"\x89PNG")
-    row = json.loads((runs[1] / "summary.json").read_text(encoding="utf-8"))
-    (runs[1] / "summary.json").write_text(json.dumps(row | {name: value}), encoding="utf-8")
+    return runs
+
+
+@pytest.mark.parametrize("name, value", [("env_id", "CartPole-v0"), ("env_steps", 1)])
+def test_unlike_runs_never_share_a_figure(two_runs, tmp_path, name, value):
+    report(two_runs, tmp_path / "fine")
+    assert (tmp_path / "fine" / "seeds.png").read_bytes().startswith(b"\x89PNG")
+    row = json.loads((two_runs[1] / "summary.json").read_text(encoding="utf-8"))
+    (two_runs[1] / "summary.json").write_text(json.dumps(row | {name: value}), encoding="utf-8")
     with pytest.raises(ValueError, match=f"different {name}.*{value}"):
-        report(runs, tmp_path / "mixed")
+        report(two_runs, tmp_path / "mixed")
     assert not (tmp_path / "mixed").exists()
 
 
-def test_the_figure_shows_all_runs_over_their_steps(first, tmp_path, monkeypatch):
-    shown = {}
-    monkeypatch.setattr(summary, "compare_figure", lambda series: shown.update(series) or compare_figure(series))
-    report([first[0].out / name / "seed-2" for name in ("trpo", "ppo")], tmp_path)
-    assert list(shown) == ["trpo", "ppo"]
-    for (columns,) in shown.values():
-        assert columns["env_steps"][-1] == first[1][0]["env_steps"]
-        rate = (columns["env_steps"][2] - columns["env_steps"][1]) / (columns["seconds"][2] - columns["seconds"][1])
-        assert columns["steps_per_second"][2] == pytest.approx(rate, rel=1e-12)
+def test_runs_evaluated_more_or_less_often_are_not_compared(two_runs, tmp_path):
+    table = two_runs[1] / "eval.csv"
+    table.write_text("".join(table.read_text(encoding="utf-8").splitlines(keepends=True)[:-1]), encoding="utf-8")
+    with pytest.raises(ValueError, match="numbers of evaluations cannot be compared: 2, 3"):
+        report(two_runs, tmp_path / "mixed")
+
+
+def test_report_says_again_what_compare_said(first, tmp_path, capsys):
+    rows = report(complete_runs(first[0].out), tmp_path, first[0].threshold)
+    printed = capsys.readouterr().out
+    assert printed in first[3] and sorted(map(str, rows)) == sorted(map(str, first[1]))
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert page.count("<img") == 3 and "TRPO learns faster" in page and "python -m minirl report" in page
+    assert "TRPO learns faster" in (tmp_path / "summary.md").read_text(encoding="utf-8")
+    assert r"\begin{tabular}" in (tmp_path / "summary.tex").read_text(encoding="utf-8")
+    with pytest.raises(ValueError, match="no complete run"):
+        complete_runs(tmp_path / "empty")
+
+
+def test_curves_hold_the_speed_of_training_alone(first):
+    run = RunFiles(first[0].out / "trpo" / "seed-2")
+    columns, training = run.curves(), run.timing["seconds"] - run.timing["evaluation_seconds"]
+    assert columns["env_steps"][-1] == first[1][0]["env_steps"]
+    rate = (columns["env_steps"][2] - columns["env_steps"][1]) / (training[2] - training[1])
+    assert columns["steps_per_second"][2] == pytest.approx(rate, rel=1e-12)
 
 
 def test_the_interval_is_students():
     # 1 to 5: deviation sqrt(2.5), over sqrt(5) gives sqrt(0.5) = 0.707107; t with 4 degrees of freedom is 2.776445.
-    assert mean_and_interval([1e6, 2e6, 3e6, 4e6, 5e6]) == "3,000,000.0 +/- 1,963,243.2"
-    assert mean_and_interval([5.0]) == "5.0"
+    assert cell([1e6, 2e6, 3e6, 4e6, 5e6]) == "3,000,000.0 +/- 1,963,243.2"
+    assert cell([5.0]) == "5.0"
     # 100 numbers 0 and 1 by turns: deviation sqrt(25/99), over sqrt(100) gives 0.0502519; t with 99 is 1.984217.
-    text = mean_and_interval([0.0, 1e6] * 50)
+    text = cell([0.0, 1e6] * 50)
     assert float(text.split()[-1].replace(",", "")) == pytest.approx(1.984217e6 / math.sqrt(99) / 2, rel=1e-5)
-    assert mean_and_interval([math.nan, 1.0]) == "nan +/- nan"
+    assert cell([math.nan, 1.0]) == "nan +/- nan"
 
 
 @pytest.mark.parametrize("change", [
-    {"algorithms": ()}, {"algorithms": ("ppo", "sarsa")}, {"algorithms": ("ppo", "grpo")}, {"env": "Nowhere-v1"},
-    {"env_steps": 0}, {"seeds": "5-1"}, {"workers": -1}, {"evaluate_every": -1}, {"device": "quantum"},
+    {"algorithms": ()}, {"algorithms": ("ppo", "sarsa")}, {"env": "Nowhere-v1"}, {"set": ("ppo.clip=-1",)},
+    {"set": ("clip",)}, {"set": ("sac.lr=1",)}, {"set": ("ppo.colour=1",)}, {"set": ("lr=",)},
+    {"env_steps": 0}, {"seeds": "5-1"}, {"workers": -1}, {"eval_every": -1}, {"device": "quantum"},
 ])  # fmt: skip
 def test_bad_settings_write_nothing(tmp_path, monkeypatch, change):
     monkeypatch.setattr(compare, "run_jobs", no_training)
