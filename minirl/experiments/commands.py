@@ -12,7 +12,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, TypeVar, get_type_hints
 
 import tyro
 
@@ -45,6 +45,8 @@ COMMANDS = {
     "r1-zero": Command("Train", "r1_zero.R1Zero", "Reasoning from reward alone: GRPO straight from a base model."),
     "generate": Command("Train", "generating.Generate", "Let a trained model complete prompts."),
     "compare": Command("Compare", "compare.Compare", "Several algorithms on one environment, over several seeds."),
+    "watch": Command("Compare", "watch.Watch", "A film of a walker that was trained, or of any control run."),
+    "bench": Command("Advanced", "bench.Bench", "Time our PPO and TRPO beside Stable-Baselines3's, and the simulator."),
     "report": Command("Compare", "comparison_report.Report", "Tables, figures and verdicts from runs of compare."),
     "posttraining": Command(
         "Compare", "posttraining.PostTraining", "All ways from one SFT model to a better one, judged by the truth.",
@@ -136,7 +138,7 @@ def next_command(name, settings):
         return f"compare --env {task}"
     follows = {
         "pretrain": "sft", "sft": "reward-model" if task == "reviews" else "ppo", "reward-model": "ppo --task reviews",
-        **dict.fromkeys(("generate", "tour", "compare", "posttraining", "q-sharp")),
+        **dict.fromkeys(("generate", "tour", "compare", "report", "watch", "bench", "posttraining", "q-sharp")),
     }  # fmt: skip
     following = follows.get(name, "generate")
     if name == "reward-model":
@@ -187,11 +189,13 @@ def tyro_cli(kind, **more):
 
 def options(settings):
     """Every option of a command, `--like-this`."""
+    hints = get_type_hints(type(settings), include_extras=True)
     for field in fields(settings):
         value = getattr(settings, field.name)
+        positional = tyro.conf.Positional[int].__metadata__[0] in getattr(hints.get(field.name), "__metadata__", ())
         if is_dataclass(value):
             yield from options(value)
-        elif field.name != "name":  # of the algorithm: the command itself
+        elif field.name != "name" and not positional:  # name: of the algorithm, the command itself
             yield option(field.name)
 
 

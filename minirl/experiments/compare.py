@@ -5,20 +5,19 @@ folder that has it is complete. `report` draws and judges any such folders; comp
 episodes and, for TRPO and PPO, the advantage estimator are the same for all.
 """
 
-import json
 import math
-import time
-from dataclasses import asdict, dataclass, replace
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from minirl.algorithms.settings import Count, Settings, Whole
-from minirl.experiments.on_policy import ALGORITHMS, Run
+from minirl.experiments.comparison_jobs import PEERS, Job, PeerRun
 from minirl.experiments.parallel import run_jobs
 from minirl.experiments.presets import PRESETS, apply_changes, entry_of
-from minirl.experiments.run_files import VERSIONS, write_run
-from minirl.experiments.settings import ControlSettings, RunSettings
-from minirl.tracking import machine, say, write_config
+from minirl.experiments.settings import RunSettings
+from minirl.experiments.table import ALGORITHMS
+from minirl.tracking import say, write_config
 from minirl.training import resolve_device
 
 
@@ -27,7 +26,8 @@ class Compare(Settings):
     """Train several algorithms on one environment with equal steps, and compare them over seeds."""
 
     algorithms: tuple[str, ...] = ("trpo", "ppo")
-    """Any of trpo, ppo, ppo-kl, reinforce, grpo, rejection-sampling (the last three learn from whole episodes)."""
+    """Any of trpo, ppo, ppo-kl, reinforce, grpo, rejection-sampling (the last three learn from whole episodes); and
+    sb3-ppo, sb3-trpo: Stable-Baselines3's at rl-zoo's settings, which need pip install -e ".[bench]"."""
     preset: Literal["none", "cleanrl-50k", "mujoco-1m"] = "none"
     """cleanrl-50k: Walker2d-v4, 50,000 steps, CleanRL's settings. mujoco-1m: Walker2d-v5, 1,000,000 steps, settings
     found by a search of equal size for TRPO and PPO. none: those of the single commands."""
@@ -83,7 +83,7 @@ class Compare(Settings):
         write_config(self.out, {"compare": self, "env_id": jobs[0].env_id, "env_steps": jobs[0].size})
         missing = [job for job in jobs if not job.summary.is_file()]
         failed = run_jobs(missing, self.workers, f"{len(missing)} runs", "step", self.quiet)
-        rows = report([job.settings.out for job in jobs if job.summary.is_file()], self.out, self.threshold_or_preset)
+        rows = report([job.summary.parent for job in jobs if job.summary.is_file()], self.out, self.threshold_or_preset)
         if self.video and rows:
             from minirl.experiments.watch import record_best
 
@@ -102,10 +102,10 @@ class Compare(Settings):
         """The runs, seed by seed."""
         from minirl.worlds.control import make_env  # costs the import of a simulator
 
-        unknown = set(self.algorithms) - set(ALGORITHMS)
+        unknown = set(self.algorithms) - {*ALGORITHMS, *PEERS}
         if not self.algorithms or unknown:
             named = " ".join(self.algorithms) or "empty"
-            raise ValueError(f"--algorithms is {named}; it takes {', '.join(ALGORITHMS)}")
+            raise ValueError(f"--algorithms is {named}; it takes {', '.join([*ALGORITHMS, *PEERS])}")
         seeds, device, preset = parse_seeds(self.seeds), resolve_device(self.device), PRESETS.get(self.preset)
         env_id, wanted, every = (
             given if given is not None else getattr(preset, name, default)
@@ -114,12 +114,17 @@ class Compare(Settings):
         )  # fmt: skip
         env = make_env(env_id)
         env.close()
-        entries = apply_changes({name: entry_of(name, preset) for name in self.algorithms}, self.set)
+        ours = [name for name in self.algorithms if name not in PEERS]
+        entries = apply_changes({name: entry_of(name, preset) for name in ours}, self.set)
         entries = {name: (config, replace(world, backend=self.backend)) for name, (config, world) in entries.items()}
         batches = [world.num_envs * world.steps for _, world in entries.values() if not world.whole_episodes]
         unit = math.lcm(*batches)
         total = -(-wanted // unit) * unit
-        return [
+        theirs = [
+            PeerRun(name, env.spec.id, total, self.out / name / f"seed-{seed}", seed, every, self.eval_episodes)
+            for seed in seeds for name in self.algorithms if name in PEERS
+        ]  # fmt: skip
+        return theirs + [
             Job(name, env.spec.id, total, config, world, " ".join(self.set), RunSettings(
                 self.out / name / f"seed-{seed}", env_steps=total, seed=seed, device=device, evaluate_every=0,
                 eval_every=every or None, evaluate_episodes=self.eval_episodes, save_every=200, resume=self.resume,
@@ -131,9 +136,7 @@ class Compare(Settings):
 
 def expect(jobs, workers):
     """Print the runs and the time they would take, from a short run of each algorithm here; returns []."""
-    import os
-
-    seconds, measured = 0.0, {}
+    seconds, measured, jobs = 0.0, {}, [job for job in jobs if isinstance(job, Job)]
     for job in jobs:
         if job.algorithm not in measured:
             measured[job.algorithm] = job.steps_per_second()
@@ -143,7 +146,7 @@ def expect(jobs, workers):
     say(f"{len(jobs)} runs of {jobs[0].size:,} steps on {jobs[0].env_id}, {workers} side by side: about "
         f"{seconds / workers / 3600:.1f} hours if the cores do not slow each other down")  # fmt: skip
     for job in jobs:
-        say(f"  {job.title:<24}{job.settings.out}")
+        say(f"  {job.title:<24}{job.summary.parent}")
     return []
 
 
@@ -157,73 +160,3 @@ def parse_seeds(text):
             raise ValueError(f"seeds are {text!r}, and {part!r} is neither a number nor a range; write 1-5 or 1,3,7")
         seeds |= dict.fromkeys(range(int(first), int(last) + 1))
     return list(seeds)
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run of a comparison: a job for run_jobs."""
-
-    algorithm: str
-    env_id: str
-    size: int
-    """Environment steps."""
-    config: Any
-    world: ControlSettings
-    variant: str
-    """What --set changed."""
-    settings: RunSettings
-
-    @property
-    def title(self):
-        """Its name for people."""
-        return f"{self.algorithm} seed {self.settings.seed}"
-
-    @property
-    def summary(self):
-        """The file that a complete run has."""
-        return self.settings.out / "summary.json"
-
-    def check_folder(self):
-        """ValueError if the folder holds a run with other settings, or of other versions."""
-        path, here = self.settings.out / "config.json", machine()
-        if path.is_file():
-            wanted = {"task": self.env_id, "env_steps": self.size, "eval_every": self.settings.eval_every,
-                      "config": asdict(self.config), "world": asdict(self.world),
-                      **{name: here[name] for name in VERSIONS}}  # fmt: skip
-            found = json.loads(path.read_text(encoding="utf-8"))
-            found = found["settings"] | found["settings"]["run"] | found["machine"]
-            wrong = [name for name, value in json.loads(json.dumps(wanted)).items() if found.get(name) != value]
-            if wrong:
-                raise ValueError(f"{self.settings.out} holds a run with another {', '.join(wrong)}; "
-                                 "give another --out, or leave out --resume to replace it")
-
-    def run(self, advance):
-        """Train to the end, and leave the files of a complete run."""
-        run = Run(self.algorithm, self.env_id, self.config, self.world, self.settings)
-        taken, evaluating = [0], {}
-
-        def on_log(row):
-            evaluating[row["step"]] = {"evaluation_seconds": round(run.evaluation_seconds, 3)}
-            advance(min(run.world.env_steps, self.size) - taken[0])
-            taken[0] = min(run.world.env_steps, self.size)
-
-        history = run.start(on_log=on_log)["history"]
-        write_run(self.settings.out, {
-            "algorithm": self.algorithm, "variant": self.variant, "seed": self.settings.seed,
-            "env_id": run.world.env_id, "env_steps": self.size,
-        }, [row | evaluating.get(row["step"], {}) for row in history])  # fmt: skip
-
-    def steps_per_second(self, updates=3):
-        """Of a short run that leaves nothing: training, and evaluations at the rate of the whole run."""
-        import tempfile
-
-        with tempfile.TemporaryDirectory() as folder:
-            run = Run(self.algorithm, self.env_id, self.config, self.world,
-                      replace(self.settings, out=Path(folder), env_steps=None, eval_every=None, updates=updates))
-            began = time.perf_counter()
-            run.start()
-            seconds = time.perf_counter() - began
-        evaluations = self.size / self.settings.eval_every if self.settings.eval_every else 2
-        each = run.evaluation_seconds / 2  # of a policy that falls soon; a good one takes longer
-        training = (seconds - run.evaluation_seconds) / run.world.env_steps
-        return self.size / (self.size * training + evaluations * each)

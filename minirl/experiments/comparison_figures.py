@@ -120,6 +120,8 @@ def lottery(first, second, names, studies=30, seed=0):
           f"{studies} studies of one seed; band: 95 % interval of all {len(first)} + {len(second)} runs")  # fmt: skip
     shares = [wrong_winner_share(first, second, size, seed=seed) for size in STUDIES]
     wrong.bar([str(size) for size in STUDIES], [100 * share for share in shares], color=RAW)
+    for axis in (single, wrong):
+        axis.set_axisbelow(True)
     for place, share in enumerate(shares):
         wrong.text(place, 100 * share, f"{share:.0%}", ha="center", va="bottom")
     dress(wrong, "seeds of each algorithm in a study", "studies that name the wrong winner (%)", "The seed lottery")

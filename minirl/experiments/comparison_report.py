@@ -49,7 +49,7 @@ HEADINGS = {  # columns of summary.csv that are averaged over seeds -> heading
 class Report(Settings):
     """Tables, figures and verdicts from the runs of one or several comparisons; trains nothing."""
 
-    folders: Positional[tuple[Path, ...]]
+    folders: Positional[tuple[Path, ...]] = ()
     """Folders of compare, or of single runs of it; all of one environment id."""
     out: Path | None = None
     """Where summary.csv, .md and .tex, the figures and report.html go. None: the first folder."""
@@ -60,6 +60,8 @@ class Report(Settings):
 
     def run(self):
         """Write it all; returns (rows of summary.csv, {})."""
+        if not self.folders:
+            raise ValueError("name one or several folders of compare: python -m minirl report runs/compare")
         runs = [path for folder in self.folders for path in complete_runs(folder)]
         return report(runs, self.out or self.folders[0], self.threshold, self.overlay), {}
 

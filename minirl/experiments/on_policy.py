@@ -102,6 +102,7 @@ class Run:
         if settings.resume and has_checkpoint(settings.out):
             done = self.load()
         before, first_samples = self.evaluate(0), self.samples
+        self.evaluation_seconds = 0.0  # the clock starts below
         if not done:
             (Path(settings.out) / FILE_NAME).unlink(missing_ok=True)  # an earlier run's, which must not be resumed
         write_config(settings.out, {

@@ -17,11 +17,12 @@ from minirl.algorithms.segment_reward import SegmentReward, SegmentRewardConfig
 from minirl.algorithms.settings import Count, Settings, Whole
 from minirl.algorithms.trpo import TRPO, TRPOConfig
 from minirl.experiments.compare import parse_seeds
+from minirl.experiments.comparison_report import cell
 from minirl.experiments.on_policy import control_setup
 from minirl.experiments.parallel import run_jobs
 from minirl.experiments.segments import Labeller, PredictedRewardWorld, label_schedule
 from minirl.experiments.settings import ControlSettings
-from minirl.experiments.summary import mean_and_interval
+from minirl.experiments.table import ALGORITHMS
 from minirl.plotting import draw_curves, dress, read_metrics, save_figure
 from minirl.tracking import Tracker, say, write_config, write_rows
 from minirl.training import resolve_device, seed_everything, train
@@ -50,7 +51,7 @@ class HumanPreferences(Settings):
 
     env: Literal["Pendulum-v1", "Hopper-v5", "Walker2d-v5"] = "Pendulum-v1"
     """Gymnasium id; Hopper and Walker2d without the end of an episode by a fall."""
-    env_steps: Count = 300_000
+    env_steps: Count = 150_000
     """Steps of every run, rounded up to whole rollouts; labelling the untrained policy takes 5 % of them."""
     labels: Count = 1400
     """Comparisons in all (paper: 350, 700 or 1400)."""
@@ -70,13 +71,18 @@ class HumanPreferences(Settings):
     """Who compares."""
     predictor: SegmentRewardConfig = field(default_factory=SegmentRewardConfig)
     """The reward predictor."""
-    trpo: TRPOConfig = field(default_factory=lambda: TRPOConfig(delta=0.03, gamma=0.995, gae_lambda=0.97))
-    """TRPO (paper, appendix A.1: gamma 0.995, lambda 0.97), with the delta of the command trpo."""
+    trpo: TRPOConfig = field(default_factory=lambda: replace(ALGORITHMS["trpo"].control, gamma=0.995, gae_lambda=0.97))
+    """TRPO (paper, appendix A.1: gamma 0.995, lambda 0.97), otherwise that of the command trpo."""
     world: ControlSettings = field(default_factory=ControlSettings)
     """How the environment is stepped."""
 
     def run(self):
-        """Train, write results.csv and the figure, print the table; returns (rows, failed) as compare does."""
+        """Train, write results.csv and the figure, print the table.
+
+        Returns (rows, failed): the dicts of results.csv, and name of a run -> its error in one line. A setting that
+        does not fit raises a ValueError before anything is trained.
+        """
+        self.check()
         settings = replace(self, device=resolve_device(self.device))
         jobs = [Job(settings, arm, seed) for seed in parse_seeds(self.seeds) for arm in ARMS]
         write_config(self.out, self)
@@ -86,6 +92,16 @@ class HumanPreferences(Settings):
             rows.sort(key=lambda row: (row["seed"], row["arm"]))
             report(rows, settings)
         return rows, failed
+
+    def check(self):
+        """ValueError where labels, segments and rollouts do not fit together."""
+        if self.world.whole_episodes:
+            raise ValueError("whole_episodes is on; segments are cut from rollouts of fixed length, so leave it off")
+        if self.segment_steps > self.world.steps:
+            raise ValueError(f"segment_steps is {self.segment_steps}; a rollout has {self.world.steps} (--steps)")
+        if self.env_steps <= self.world.num_envs * self.world.steps:
+            raise ValueError(f"env_steps is {self.env_steps}; two rollouts are needed, and one takes "
+                             f"{self.world.num_envs * self.world.steps} (--num-envs, --steps)")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -120,15 +136,13 @@ class Job:
         inner, policy, make_critic = control_setup(
             without_ends(settings.env), scaled, self.seed, settings.device, gamma
         )
-        algorithm, world, first, labels = TRPO(policy, make_critic(), settings.trpo), inner, 0, 0
+        algorithm, world, first, predictor = TRPO(policy, make_critic(), settings.trpo), inner, 0, ()
         untrained = inner.evaluate(policy, EPISODES, 10_000 + self.seed, greedy=False)["return_mean"]
         if self.arm == "predicted":
-            first, labels = max(1, round(FIRST_STEPS * self.rollouts)), settings.labels
             predictor = SegmentReward(inner.obs_dim, inner.action_dim, settings.predictor).to(settings.device)
-            schedule = label_schedule(labels, self.rollouts, first)
-            world = PredictedRewardWorld(
-                inner, predictor, settings.labeller, schedule, settings.segment_steps, gamma
-            )
+            first = max(1, round(FIRST_STEPS * self.rollouts))
+            schedule = label_schedule(settings.labels, self.rollouts, first)
+            world = PredictedRewardWorld(inner, predictor, settings.labeller, schedule, settings.segment_steps, gamma)
             for _ in range(first):
                 world.collect(policy)
         unit = self.size / self.rollouts
@@ -138,8 +152,9 @@ class Job:
             history = train(world, algorithm, self.rollouts - first, tracker)
         final = inner.evaluate(policy, EPISODES, 10_000 + self.seed, greedy=False)["return_mean"]
         return {"arm": self.arm, "seed": self.seed, "env": settings.env, "env_steps": inner.env_steps,
-                "labels": labels, "labels_per_step": labels / inner.env_steps, "return_untrained": untrained,
-                "return_final": final, "reward_correlation": history[-1].get("reward_correlation", 1.0),
+                "labels": len(predictor), "labels_per_step": len(predictor) / inner.env_steps,
+                "return_untrained": untrained, "return_final": final,
+                "reward_correlation": history[-1].get("reward_correlation", 1.0),
                 "seconds": time.perf_counter() - began}  # fmt: skip
 
 
@@ -160,11 +175,11 @@ def report(rows, settings):
     say(f"{'':<27}runs{'labels':>8}{'of steps':>10}{'untrained':>22}{'final return':>22}")
     for arm, label in ARMS.items():
         if mine := [row for row in rows if row["arm"] == arm]:
-            cells = [mean_and_interval([row[name] for row in mine]) for name in ("return_untrained", "return_final")]
+            cells = [cell([row[name] for row in mine]) for name in ("return_untrained", "return_final")]
             say(f"{label:<27}{len(mine):>4}{mine[0]['labels']:>8}{mine[0]['labels_per_step']:>10.2%}"
-                + "".join(f"{cell:>22}" for cell in cells))  # fmt: skip
+                + "".join(f"{text:>22}" for text in cells))  # fmt: skip
     if shares := recovered(rows):
-        say(f"recovered, (J - J_untrained) / (J_true - J_untrained), in %: {mean_and_interval(shares)}")
+        say(f"recovered, (J - J_untrained) / (J_true - J_untrained), in %: {cell(shares)}")
 
 
 def recovered(rows):
