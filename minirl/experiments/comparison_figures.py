@@ -3,6 +3,9 @@
 Every function takes runs (dict label -> list of RunFiles) and returns a matplotlib Figure.
 """
 
+import csv
+from pathlib import Path
+
 import numpy as np
 from matplotlib.figure import Figure
 
@@ -137,6 +140,33 @@ def variants(runs):
     axis = figure.subplots()
     final_points(axis, values)
     dress(axis, "return", "", "Final return (last five evaluations): runs, mean and its 95 % t interval")
+    return figure
+
+
+def published(path, env_name):
+    """Returns that others published, a panel of its own: never beside our runs, whose versions and measures differ.
+
+    Args:
+        path: data/published/walker2d.csv.
+        env_name: what its env_id has to begin with.
+    """
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["env_id"].startswith(env_name) and row["env_steps"]]
+    rows.sort(key=lambda row: float(row["env_steps"]))
+    figure = Figure(figsize=(9, 1 + 0.28 * len(rows)), layout="constrained")
+    axis = figure.subplots()
+    for place, row in enumerate(rows):
+        colour, found = colour_of(row["algorithm"]), float(row["return"])
+        axis.plot([found], [place], "o", color=colour)
+        if row["spread"]:
+            axis.plot([found - float(row["spread"]), found + float(row["spread"])], [place, place], color=colour)
+        elif row["low"]:
+            axis.plot([float(row["low"]), float(row["high"])], [place, place], color=colour)
+    axis.set_yticks(range(len(rows)), [
+        f"{row['algorithm']}, {float(row['env_steps']) / 1e6:g}M, {row['env_id'].rpartition('-')[2]}: {row['source']}"
+        for row in rows
+    ], fontsize=8)  # fmt: skip
+    dress(axis, "return", "", "Published by others; lines are whatever each means by its spread")
     return figure
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 from tyro.conf import Positional
 
+import minirl
 from minirl.algorithms.settings import Settings
 from minirl.experiments import comparison_figures as figures
 from minirl.experiments.comparison_page import write_page
@@ -32,6 +33,7 @@ from minirl.experiments.statistics import (
 from minirl.plotting import save_figure
 from minirl.tracking import say, write_rows
 
+PUBLISHED = Path(minirl.__file__).parent.parent / "data" / "published" / "walker2d.csv"  # where this is a clone
 CLAIMS = (  # of the original comparison: what TRPO or PPO is said to do better -> column, who has more of it, unit
     ("TRPO learns faster", "area_under_curve", "trpo", "return, mean over the run"),
     ("PPO ends better", "final_return", "ppo", "return"),
@@ -168,6 +170,8 @@ def draw(groups, rows, out, others):
                            "Differences of single seeds beside the interval of all; how often small studies err")
     if len(groups) > 2:
         made["variants"] = (figures.variants(groups), "Final returns of every variant")
+    if PUBLISHED.is_file() and rows[0]["env_id"].startswith("Walker2d-"):
+        made["published"] = figures.published(PUBLISHED, "Walker2d-"), "Walker2d returns that others published"
     if others:
         made["overlay"] = (figures.overlaid(groups, others), "Training returns with runs of others, dotted")
     made = {name: pair for name, pair in made.items() if pair[0] is not None}
