@@ -2,8 +2,7 @@
 
 import torch
 
-from minirl.functional.kl import k3
-from minirl.functional.masked import check_same_shape, masked_mean
+from minirl.functional.masked import check_same_shape
 
 
 def trainable(module):
@@ -88,14 +87,16 @@ def ratio_stats(logprobs, old_logprobs, mask, clip=0.2):
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, mask=mask)
     low, high = clip if isinstance(clip, (tuple, list)) else (clip, clip)
-    logprobs, old_logprobs = logprobs.detach(), old_logprobs.detach()
-    ratio = (logprobs - old_logprobs).exp()
-    outside = ((ratio < 1 - low) | (ratio > 1 + high)).to(ratio.dtype)
+    counts = mask.bool()
+    count = counts.sum()
+    log_ratio = (logprobs.detach() - old_logprobs.detach()).masked_fill(~counts, 0.0)
+    ratio = log_ratio.exp()
+    outside = (ratio < 1 - low) | (ratio > 1 + high)
     return {
-        "ratio_max": ratio.masked_fill(~mask.bool(), 0.0).amax(),
-        "clip_fraction": masked_mean(outside, mask),
-        "kl_old_new": masked_mean(k3(old_logprobs, logprobs), mask),
-        "count": mask.bool().sum(),
+        "ratio_max": ratio.masked_fill(~counts, 0.0).amax(),
+        "clip_fraction": (outside & counts).to(ratio.dtype).sum() / count.clamp(min=1),
+        "kl_old_new": (ratio - 1 - log_ratio).sum() / count.clamp(min=1),  # k3, functional/kl.py
+        "count": count,
     }
 
 
