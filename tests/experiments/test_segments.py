@@ -194,6 +194,9 @@ def test_walkers_fall_without_an_end():
     assert not any(ended) and not env.unwrapped.is_healthy
     assert rewards[-1] < 0.9, "on the ground it earns nothing for being healthy"
     assert env.spec.max_episode_steps == 1000
+    world = ControlWorld(without_ends("Walker2d-v5"))
+    assert not world.fast, "the fast path knows walkers whose episodes end"
+    world.close()
 
 
 # ---- the command
