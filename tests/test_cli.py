@@ -265,7 +265,7 @@ WRONG = {  # command line -> words of the message
     "r1-zero --device cuda": "device 'cuda' is not available here",
     "posttraining --device cuda": "device 'cuda' is not available here",
     "posttraining --workers -1": "--workers is -1",
-    "posttraining --rejudge": "No such file",
+    "posttraining --rejudge": "no story to judge again",
     "posttraining --fast": "no option --fast",
     "sft --task reveiws": "'reveiws'",
     "sft --init {model} --data {missing}": "missing",

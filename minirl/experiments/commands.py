@@ -7,6 +7,7 @@ are not listed here: each line of the table in on_policy.py is a command.
 import difflib
 import io
 import re
+import shlex
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, fields, is_dataclass
@@ -140,11 +141,11 @@ def next_command(name, settings):
         "pretrain": "sft", "sft": "reward-model" if task == "reviews" else "ppo", "reward-model": "ppo --task reviews",
         **dict.fromkeys(("generate", "tour", "compare", "report", "watch", "bench", "posttraining", "q-sharp")),
     }  # fmt: skip
-    following = follows.get(name, "generate")
+    following, out = follows.get(name, "generate"), shlex.quote(str(getattr(settings, "out", "")))
     if name == "reward-model":
-        return f"{following} --init {settings.init} --reward-model {settings.out}"
-    more = f" --samples-from {settings.out}" if following == "reward-model" else ""
-    return following and f"{following} --init {settings.out}{more}"
+        return f"{following} --init {shlex.quote(str(settings.init))} --reward-model {out}"
+    more = f" --samples-from {out}" if following == "reward-model" else ""
+    return following and f"{following} --init {out}{more}"
 
 
 def parse(name, words):

@@ -127,11 +127,13 @@ class Finetune(Machine):
 
     def run(self):
         """Fine-tune, save, and return a summary."""
+        if self.task == "reviews" and self.stop_at is not None:
+            raise ValueError("stop_at is an accuracy on sums; reviews have none: leave it out")
         device = self.prepare()
         gpt, tokenizer = load_model(self.init, device)
         task, generator = Reviews() if self.task == "reviews" else self.arithmetic.task(), torch.Generator()
         texts = zip(*task.demonstrations(self.demonstrations, generator.manual_seed(self.seed)), strict=True)
-        stop_at = None if self.data or self.task == "reviews" else self.stop_at
+        stop_at = None if self.data else self.stop_at
         return imitate(self, gpt, tokenizer, self.task, [list(texts)], device, stop_at)
 
 

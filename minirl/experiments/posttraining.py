@@ -63,6 +63,8 @@ class PostTraining(Settings):
 
         Returns (rows, failed): those of results.csv, and title of a method -> its error in one line.
         """
+        if self.rejudge and not (self.out / "sft-reviews").is_dir():
+            raise ValueError(f"{self.out} holds no story to judge again; leave out --rejudge to make one there")
         if not self.rejudge:
             write_config(self.out, replace(self, device=resolve_device(self.device)))
         story, done = Story(self.out, self.seed, self.device), Results(self)

@@ -45,7 +45,8 @@ src="data:image/png;base64,$reasoning">
 <div class="scroll">$costs</div>
 <p>An update collects its rows first, where the method acts (Q# learns from rows collected before). Peak memory: what
 the process grew by from loading the models on; lines of code: of the algorithm's file and those of algorithms/ that it
-imports, without comments and docstrings. One thread, nothing else running.</p>
+imports, without comments and docstrings. One thread, after all other
+runs.</p>
 <h2>Texts</h2>
 <div class="scroll">$samples</div>
 <footer>minirl $version, torch $torch, python $python; $cpu, $cores cores. Made by
