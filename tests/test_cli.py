@@ -25,7 +25,8 @@ from minirl.tracking import Tracker
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS = [
     "tour", "pretrain", "sft", "reward-model", "dpo", "orpo", "q-sharp", "r1-zero", "reinforce", "trpo", "ppo",
-    "ppo-kl", "grpo", "rejection-sampling", "compare", "report", "watch", "bench", "posttraining", "generate",
+    "ppo-kl", "grpo", "rejection-sampling", "compare", "report", "watch", "bench", "rlhf-2017",
+    "posttraining", "generate",
 ]  # fmt: skip
 TINY = "--held-out 8 --prompts-per-batch 4 --group-size 2 --updates 3 --quiet"
 TINY_TEXT = f"--init {{model}} {TINY}"
@@ -104,7 +105,7 @@ def test_help_of_a_command_shows_each_option_once_and_without_prefix(name, capsy
     assert sorted(shown) == sorted(options(defaults_of(name, [])[1]))
     assert len(set(shown)) == len(shown) and "." not in "".join(shown)
     if name != "report":  # it computes nothing
-        assert {"--seeds" if name == "compare" else "--seed", "--device", "--out"} <= set(shown)
+        assert {"--seeds" if name in ("compare", "rlhf-2017") else "--seed", "--device", "--out"} <= set(shown)
     assert text.isascii() or name in ("ppo-kl",)  # one summary holds a beta, which `say` replaces where it must
 
 

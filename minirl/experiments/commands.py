@@ -49,6 +49,8 @@ COMMANDS = {
     "watch": Command("Compare", "watch.Watch", "A film of a walker that was trained, or of any control run."),
     "bench": Command("Advanced", "bench.Bench", "Time our PPO and TRPO beside Stable-Baselines3's, and the simulator."),
     "report": Command("Compare", "comparison_report.Report", "Tables, figures and verdicts from runs of compare."),
+    "rlhf-2017": Command("Compare", "rlhf_2017.HumanPreferences",
+                         "RLHF as in 2017: TRPO on a reward learned from a simulated labeller's comparisons."),
     "posttraining": Command(
         "Compare", "posttraining.PostTraining", "All ways from one SFT model to a better one, judged by the truth.",
     ),
@@ -139,7 +141,8 @@ def next_command(name, settings):
         return f"compare --env {task}"
     follows = {
         "pretrain": "sft", "sft": "reward-model" if task == "reviews" else "ppo", "reward-model": "ppo --task reviews",
-        **dict.fromkeys(("generate", "tour", "compare", "report", "watch", "bench", "posttraining", "q-sharp")),
+        **dict.fromkeys(("generate", "tour", "compare", "report", "watch", "bench", "rlhf-2017", "posttraining",
+                        "q-sharp")),
     }  # fmt: skip
     following, out = follows.get(name, "generate"), shlex.quote(str(getattr(settings, "out", "")))
     if name == "reward-model":

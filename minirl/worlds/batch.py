@@ -4,6 +4,7 @@
 whether it came from a walker or from a language model.
 """
 
+import copy
 from dataclasses import dataclass, field, fields, replace
 
 import torch
@@ -64,8 +65,11 @@ class Batch:
 
     def rows(self, index):
         """The rows at `index` (a slice or a 1-d tensor) as a Batch."""
-        chosen = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v[index] for k, v in chosen.items() if isinstance(v, torch.Tensor)})
+        chosen = copy.copy(self)  # not `replace`: what was checked once is not checked again for every mini-batch
+        for name, value in vars(self).items():
+            if isinstance(value, torch.Tensor):
+                object.__setattr__(chosen, name, value[index])
+        return chosen
 
     def steps(self):
         """Every masked-in step as a row of its own: (N, 1, ...). Order: row by row, in time."""
