@@ -5,6 +5,7 @@ One thread each is what keeps a run's numbers the same whether it has the machin
 
 import multiprocessing
 import os
+import threading
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 
 import torch
@@ -19,6 +20,13 @@ def _start_worker(counter):
     global _counter
     _counter = counter
     torch.set_num_threads(1)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent():
+    """A killed parent takes its workers along; they would train on unseen, into folders that others may use."""
+    multiprocessing.parent_process().join()
+    os._exit(1)
 
 
 def _advance(amount):
