@@ -473,6 +473,7 @@ def lines_file(folder, *rows):
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", [
     f"reward-model {PAIRS}", f"dpo {PAIRS}", f"orpo {PAIRS}",
     "q-sharp --init {model} --reward-model {scored} --prompts-per-batch 8 --rollouts 16 --steps 2 --batch-size 4 "
@@ -488,6 +489,7 @@ def test_new_commands_run_and_one_seed_gives_one_result(line, model, scored, tmp
     assert a == b and len(a) > 1 and (tmp_path / "a" / "config.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["reward-model", "dpo"])
 def test_micro_batches_change_nothing_but_memory(name, model, tmp_path):
     for count in (1, 4):
@@ -613,6 +615,7 @@ print("codes", codes)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
 def test_everything_prints_on_poor_consoles_and_light_commands_stay_light(encoding, model, tmp_path):
     """cp1252 as on Windows; LC_ALL=C with a strict ASCII console. Piped: no escape codes, no boxes."""

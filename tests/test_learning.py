@@ -19,6 +19,8 @@ from minirl.training import fit, seed_everything, train
 from minirl.worlds.arithmetic import Arithmetic
 from minirl.worlds.text import TokenWorld, allowed_ids, pack_completions
 
+pytestmark = pytest.mark.slow
+
 FOUR = ("reinforce", "trpo", "ppo", "grpo")
 
 

@@ -835,6 +835,27 @@ def bradley_terry_loss(chosen_scores, rejected_scores, margin=None, centering=ZE
 
 
 @vectors(
+    "minirl.algorithms.segment_reward", "Christiano et al. 2017, section 2.2.3", constants=["mu"],
+    conventions="noise is the share of answers that are a coin's; accuracy takes mu where the first sum is larger, "
+                "and 1 - mu elsewhere",
+)  # fmt: skip
+def segment_preference_loss(chosen_sums, other_sums, mu, noise=Decimal("0.1")):
+    """With d = s_1 - s_2, P = (1 - n) σ(d) + n/2, Q = 1 - P: L = -(1/N) Σ (μ ln P + (1 - μ) ln Q).
+    dL/ds_1 = -((μ / P - (1 - μ) / Q) (1 - n) σ(d) σ(-d)) / N = -dL/ds_2."""
+    rows = list(zip(chosen_sums, other_sums, mu, strict=True))
+    loss, gradients, right = ZERO, {"chosen_sums": [], "other_sums": []}, []
+    for first, second, m in rows:
+        d = first - second
+        p = (1 - noise) * sigmoid(d) + noise / 2
+        loss -= (m * log(p) + (1 - m) * log(1 - p)) / len(rows)
+        slope = (m / p - (1 - m) / (1 - p)) * (1 - noise) * sigmoid(d) * sigmoid(-d) / len(rows)
+        gradients["chosen_sums"].append(-slope)
+        gradients["other_sums"].append(slope)
+        right.append(m if d > 0 else 1 - m)
+    return {"value": loss, "stats": {"loss": loss, "accuracy": mean(right), "count": len(rows)}, "gradients": gradients}
+
+
+@vectors(
     "minirl.algorithms.dpo", "Rafailov et al. 2023, eq. 7; label smoothing: Mitchell 2023 (cDPO), eq. 3",
     constants=["ref_chosen_logprobs", "ref_rejected_logprobs"],
     conventions="log-probabilities summed over the answer; accuracy counts a tie as a miss; stats are means",

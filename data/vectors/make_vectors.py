@@ -567,6 +567,15 @@ def reward_model_cases(book):
         book.add(f.bradley_terry_loss, name, {"chosen_scores": chosen, "rejected_scores": rejected, "margin": None})
 
 
+def segment_reward_cases(book):
+    sums = {"chosen_sums": [1.5, -0.5, 0.25, 2.0, 0.75], "other_sums": [0.5, 0.75, 0.25, -3.0, 1.0]}
+    for noise in (0.1, 0.5, 1.0):
+        for name, mu in (("all sure", [1.0, 0.0, 1.0, 0.0, 1.0]), ("some ties", [0.5, 0.5, 1.0, 0.0, 0.5])):
+            book.add(f.segment_preference_loss, f"{name}, noise {noise}", sums | {"mu": mu}, noise=noise)
+    far = {"chosen_sums": [60.0, -60.0, 60.0], "other_sums": [-60.0, 60.0, -60.0], "mu": [1.0, 1.0, 0.5]}
+    book.add(f.segment_preference_loss, "far apart, either way", far)
+
+
 def dpo_cases(book):
     inputs = {
         "chosen_logprobs": [-12.0, -3.5, -40.25, -7.0, -1.5], "rejected_logprobs": [-15.0, -2.0, -38.0, -7.5, -1.0],
@@ -698,8 +707,8 @@ def main():
     out = parser.parse_args().out
     book = Book()
     for write in (masked_cases, kl_cases, returns_cases, sft_cases, reinforce_cases, trpo_cases, ppo_cases,
-                  ppo_kl_cases, grpo_cases, reward_model_cases, dpo_cases, orpo_cases, q_sharp_cases,
-                  verifier_cases):  # fmt: skip
+                  ppo_kl_cases, grpo_cases, reward_model_cases, segment_reward_cases, dpo_cases, orpo_cases,
+                  q_sharp_cases, verifier_cases):  # fmt: skip
         write(book)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in book.files():

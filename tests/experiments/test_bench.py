@@ -16,6 +16,8 @@ from minirl.experiments.bench import OURS, STEPS, THEIRS, Bench, as_markdown, ta
 from minirl.experiments.commands import COMMANDS, Command, parse
 from minirl.experiments.settings import ControlSettings
 
+pytestmark = pytest.mark.slow
+
 
 class Fake:
     """Takes the seconds it is given, one after the other."""

@@ -164,6 +164,7 @@ def test_a_worker_and_this_process_play_the_same_episodes(first, tmp_path):
             assert (here / name).read_bytes() == (there / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_resume_trains_what_is_missing_and_nothing_else(first, tmp_path, monkeypatch):
     settings = replace(first[0], out=tmp_path / "copy", resume=True, quiet=True)
     shutil.copytree(first[0].out, settings.out)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 JOBS = """
 import os, sys, time
 from dataclasses import dataclass

@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHORT = {"sb3-ppo": {"n_steps": 128, "n_epochs": 2}, "sb3-trpo": {"n_steps": 64, "n_critic_updates": 2}}
 

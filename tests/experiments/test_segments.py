@@ -214,6 +214,7 @@ def read(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):

@@ -11,6 +11,7 @@ from minirl.worlds.environments import Environments, make_env, make_envs
 from minirl.worlds.walker2d import ENV_IDS, Walkers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("env_id", ENV_IDS)
 def test_10_000_random_steps_are_gymnasiums(env_id):
     env, walkers = make_env(env_id), Walkers(make_env(env_id), 1)
