@@ -39,6 +39,7 @@ CLAIMS = (  # of the original comparison: what TRPO or PPO is said to do better 
     ("PPO ends better", "final_return", "ppo", "return"),
     ("PPO costs less", "env_steps_per_second", "ppo", "steps/s"),
 )
+TIMED = ("seconds", "env_steps_per_second", "seconds_to_threshold")  # of timing.csv; the rest repeats to the bit
 HEADINGS = {  # columns of summary.csv that are averaged over seeds -> heading
     "final_return": "final return", "area_under_curve": "area under curve",
     "mean_return_all_episodes": "mean of training",
@@ -127,7 +128,8 @@ def report(folders, out, threshold=None, overlay=()):
     if threshold is None:
         threshold = max(mean_interval(values)[0] for values in columns(rows, "final_return").values()) / 2
     rows = [row | time_to_threshold(run, threshold) for row, run in zip(rows, runs, strict=True)]
-    write_rows(Path(out) / "summary.csv", rows)
+    write_rows(Path(out) / "summary.csv", [{k: v for k, v in row.items() if k not in TIMED} for row in rows])
+    write_rows(Path(out) / "timing.csv", [{name: row[name] for name in ("label", "seed", *TIMED)} for row in rows])
     found = Findings(rows, threshold, [Path(folder).parent.parent for folder in folders])
     write_page(Path(out), found, draw(groups, rows, out, others))
     say(found.text())
