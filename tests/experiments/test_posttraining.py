@@ -30,6 +30,8 @@ from minirl.models.tokenizer import default_tokenizer
 from minirl.worlds.jsonl import write_jsonl
 from minirl.worlds.reviews import Reviews
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def story(tmp_path_factory):
@@ -273,7 +275,6 @@ def test_an_update_is_measured_with_the_rows_it_learned_from(name, told, monkeyp
     assert update() == rows
 
 
-@pytest.mark.slow
 def test_costs_are_measured_in_a_process_of_their_own(told, monkeypatch):
     monkeypatch.setattr(costs, "METHODS", {"dpo": ((dpo,), "policy, reference")})
     (row,) = cost_table(Story(told[2], 0), updates=1)
