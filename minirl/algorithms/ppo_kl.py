@@ -97,6 +97,13 @@ class PPOKL(Stateful):
         self.critic_optimizer = adam(critic, self.config.critic_lr)
         self.beta = float(self.config.kl_beta)
 
+    def loss(self, part, old_policy):
+        """(loss, stats) of the policy on a mini-batch."""
+        policy = self.policy(part.obs)
+        logprobs, kl = policy.log_prob(part.actions), kl_divergence(old_policy(part.obs), policy)
+        loss, stats = kl_penalty_loss(logprobs, part.logprobs, part.advantages, kl, part.mask, self.beta)
+        return loss, stats | {"entropy": masked_mean(policy.entropy().detach(), part.mask)}
+
     def update(self, batch, progress=0.0):
         """One update on a Batch that carries values; progress in [0, 1] drives the step sizes. Returns stats."""
         config = self.config
@@ -107,13 +114,7 @@ class PPOKL(Stateful):
         seen = []
         for _ in range(config.epochs):
             for part in batch.minibatches(config.minibatches):
-                policy = self.policy(part.obs)
-                logprobs, kl = policy.log_prob(part.actions), kl_divergence(old_policy(part.obs), policy)
-                loss, stats = kl_penalty_loss(
-                    logprobs, part.logprobs, part.advantages, kl, part.mask, self.beta
-                )
-                stats["entropy"] = masked_mean(policy.entropy().detach(), part.mask)
-                seen.append(descend(self.optimizer, [(loss, stats)], config.max_grad_norm))
+                seen.append(descend(self.optimizer, [self.loss(part, old_policy)], config.max_grad_norm))
         with torch.no_grad():
             kl = masked_mean(kl_divergence(old_policy(batch.obs), self.policy(batch.obs)), batch.mask)
         stats = average_stats(seen) | movement(self.policy, batch) | {"kl_old_new": kl}

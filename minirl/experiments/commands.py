@@ -196,7 +196,7 @@ def options(settings):
     hints = get_type_hints(type(settings), include_extras=True)
     for field in fields(settings):
         value = getattr(settings, field.name)
-        positional = tyro.conf.Positional[int].__metadata__[0] in getattr(hints.get(field.name), "__metadata__", ())
+        positional = tyro.conf.Positional in getattr(hints.get(field.name), "__metadata__", ())
         if is_dataclass(value):
             yield from options(value)
         elif field.name != "name" and not positional:  # name: of the algorithm, the command itself

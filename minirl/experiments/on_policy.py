@@ -82,8 +82,8 @@ class Run:
         self.policy = policy
         self.algorithm = build(entry.algorithm, config, policy, make_critic)
         if settings.compile:
-            if not hasattr(self.algorithm, "loss"):
-                raise ValueError(f"--compile is for ppo; {name} has no loss to compile")
+            if name != "ppo":  # ppo-kl's changes with beta, and would be compiled again and again
+                raise ValueError(f"--compile is for ppo, not for {name}")
             self.algorithm.loss = torch.compile(self.algorithm.loss)
         self.samples, self.evaluation_seconds, self._evaluations = [], 0.0, 0
 

@@ -8,9 +8,8 @@ import torch
 
 from minirl.algorithms.q_sharp import GuidedPolicy, Outcomes, QSharpConfig
 from minirl.experiments.guided import QSharpRun, check_room, grid, joined, roll_outs
-from minirl.experiments.models import load_guide, load_model, policy_and_reference, save_model
+from minirl.experiments.models import load_guide, load_model, policy_and_reference
 from minirl.experiments.settings import ReviewsSettings
-from minirl.models.gpt import GPT, GPTConfig
 from minirl.models.tokenizer import default_tokenizer
 from minirl.worlds.jsonl import FilePrompts, write_jsonl
 from minirl.worlds.reviews import Reviews
@@ -83,14 +82,6 @@ def test_a_prompt_a_beginning_and_a_completion_need_room(letters, tmp_path):
 
 
 # ---- the run
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model")
-    save_model(folder, GPT(GPTConfig(default_tokenizer().vocab_size, 96, 1, 2, 16)), default_tokenizer())
-    return folder
 
 
 @pytest.fixture

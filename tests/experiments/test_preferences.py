@@ -11,21 +11,12 @@ from minirl.experiments import preferences
 from minirl.experiments.comparisons import Comparisons, compare_samples, packed, pick, rows_of, split_by_prompt
 from minirl.experiments.models import load_model, load_reward_model, save_model
 from minirl.experiments.preferences import DPORun, ORPORun, RewardModelRun, in_parts, margin_of
-from minirl.models.gpt import GPT, GPTConfig
+from minirl.models.gpt import GPT
 from minirl.models.tokenizer import default_tokenizer
 from minirl.worlds.jsonl import PairTexts, read_pairs, write_jsonl
 from minirl.worlds.reviews import Annotator, Reviews
 
 KINDS = {"reward-model": RewardModelRun, "dpo": DPORun, "orpo": ORPORun}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """A run folder with an untrained model; its texts differ from each other."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("model")
-    save_model(folder, GPT(GPTConfig(default_tokenizer().vocab_size, 96, 1, 2, 16)), default_tokenizer())
-    return folder
 
 
 @pytest.fixture
