@@ -218,13 +218,13 @@ def save_figure(figure, path=None):
     return figure
 
 
-def show(figure):
-    """Show a figure in a notebook; elsewhere do nothing."""
+def show(figure, alt=""):
+    """Show a figure in a notebook, with a text for those who cannot see it; elsewhere do nothing."""
     if _in_notebook():
         from IPython.display import Image, display
 
         figure.savefig(png := io.BytesIO(), format="png", dpi=100)
-        display(Image(png.getvalue()))
+        display(Image(png.getvalue(), alt=alt or None))
 
 
 def source_of(thing):

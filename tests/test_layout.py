@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted((ROOT / "minirl").rglob("*.py"))
 LAYERS = ("functional", "models", "worlds", "algorithms", "loops", "experiments")  # each may import what is left of it
-LOOPS = ("training", "checkpoint", "tracking", "plotting")
+LOOPS = ("training", "checkpoint", "tracking", "plotting", "figures")
 NAMED = {
     "reinforce", "trpo", "ppo", "ppo_kl", "grpo", "sft", "reward_model", "dpo", "orpo", "rejection_sampling", "q_sharp",
 }
@@ -49,7 +49,7 @@ def layer_of(module):
     parts = module.split(".")
     if len(parts) < 2 or parts[1] == "__version__":
         return -1
-    name = "loops" if parts[1] in LOOPS else "experiments" if parts[1] == "__main__" else parts[1]
+    name = "loops" if parts[1] in LOOPS else "experiments" if parts[1] in ("__main__", "lesson") else parts[1]
     assert name in LAYERS, f"{module} has no place in the design"
     return LAYERS.index(name)
 

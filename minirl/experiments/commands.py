@@ -35,6 +35,7 @@ class Command(NamedTuple):
 
 COMMANDS = {
     "tour": Command("Learn", "tour.Tour", "See it all: pretrain, fine-tune, algorithms on sums, reviews and a walker."),
+    "notebooks": Command("Learn", "notebooks.Notebooks", "Copy the notebooks to a folder of your own; open Jupyter."),
     "pretrain": Command(
         "Train", "language.Pretrain", "Make a tiny language model that has read sums and reviews, good ones and bad.",
     ),
@@ -48,6 +49,7 @@ COMMANDS = {
     "compare": Command("Compare", "compare.Compare", "Several algorithms on one environment, over several seeds."),
     "watch": Command("Compare", "watch.Watch", "A film of a walker that was trained, or of any control run."),
     "bench": Command("Advanced", "bench.Bench", "Time our PPO and TRPO beside Stable-Baselines3's, and the simulator."),
+    "site": Command("Advanced", "site.Site", "The notebooks as web pages, with contents and a search."),
     "report": Command("Compare", "comparison_report.Report", "Tables, figures and verdicts from runs of compare."),
     "rlhf-2017": Command("Compare", "rlhf_2017.HumanPreferences",
                          "RLHF as in 2017: TRPO on a reward learned from a simulated labeller's comparisons."),
@@ -141,8 +143,8 @@ def next_command(name, settings):
         return f"compare --env {task}"
     follows = {
         "pretrain": "sft", "sft": "reward-model" if task == "reviews" else "ppo", "reward-model": "ppo --task reviews",
-        **dict.fromkeys(("generate", "tour", "compare", "report", "watch", "bench", "rlhf-2017", "posttraining",
-                        "q-sharp")),
+        **dict.fromkeys(("generate", "tour", "notebooks", "site", "compare", "report", "watch", "bench", "rlhf-2017",
+                        "posttraining", "q-sharp")),
     }  # fmt: skip
     following, out = follows.get(name, "generate"), shlex.quote(str(getattr(settings, "out", "")))
     if name == "reward-model":

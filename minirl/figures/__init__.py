@@ -1,0 +1,1 @@
+"""The pictures of the notebooks: functions from arrays to a matplotlib Figure, one module for each part of the book."""

@@ -1,0 +1,87 @@
+"""What the notebooks' cells share: judgements of answers, predictions, and the committed models."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import spearmanr
+
+from minirl import lesson
+from minirl.worlds.reviews import Reviews
+
+
+@pytest.fixture
+def strict(monkeypatch):
+    monkeypatch.setattr(lesson, "strict", True)
+
+
+SLIPS = {"population deviation": math.sqrt(2 / 3)}  # of 1, 2, 3: sum of squares 2, by n = 3; the sample's is by n - 1
+
+
+@pytest.mark.parametrize(
+    "answer, verdict, words",
+    [
+        (None, None, "no answer yet"),
+        (1.0, True, "deviation: right"),
+        (math.sqrt(2 / 3), False, "slip: population deviation"),
+        (1.5, False, "differs by up to 0.5"),
+        ([1.0], False, "shape is (1,)"),
+        (math.nan, False, "not finite"),
+        ("one", False, "number, a list or a tensor"),
+    ],
+)
+def test_check_judges_and_names_the_slip(capsys, answer, verdict, words):
+    assert lesson.check("deviation", answer, torch.tensor([1.0, 2.0, 3.0]).std(), SLIPS) is verdict
+    assert words in capsys.readouterr().out
+
+
+def test_check_raises_when_strict(strict):
+    assert lesson.check("deviation", 1.0, 1.0)
+    for wrong in (None, 2.0):
+        with pytest.raises(AssertionError, match="deviation"):
+            lesson.check("deviation", wrong, 1.0)
+
+
+def test_reveal_shows_both(capsys):
+    lesson.reveal(None, [0.5, 0.25], "because")
+    lesson.reveal(1, torch.tensor(0.123456), "so")
+    first, second = capsys.readouterr().out.split("prediction")[1:]
+    assert "none" in first and "[0.5, 0.25]" in first and "because" in first
+    assert "  1\n" in second and "0.1235" in second
+
+
+def test_show_samples_aligns_and_shortens(capsys):
+    lesson.show_samples(["a", "bb"], before=["x" * 60, "y"], after_it=["1", "2\n3"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["prompt", "before", "after", "it"]
+    assert "x" * 45 + "..." in lines[1] and lines[2].endswith("2 3")
+    assert {line.index(word) for line, word in zip(lines, ("after", "1", "2 3"), strict=True)} == {10 + 48}
+
+
+def test_begin_makes_the_numbers_repeat(capsys):
+    lesson.begin(seed=3)
+    first = torch.rand(3)
+    lesson.begin(seed=3)
+    assert torch.equal(first, torch.rand(3))
+    assert "seed 3" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", lesson.MODELS)
+def test_committed_models_act(name):
+    policy, reference, tokenizer = lesson.model(name)
+    obs = torch.tensor([tokenizer.encode("3+4=")])
+    assert torch.equal(policy(obs).logits, reference(obs).logits)
+    assert not any(parameter.requires_grad for parameter in reference.parameters())
+
+
+def test_committed_reward_model_ranks_as_the_truth_does():
+    task = Reviews()
+    prompts, texts = map(list, zip(*task.pretraining_texts(60, torch.Generator().manual_seed(0)), strict=True))
+    assert spearmanr(lesson.reward_model()(prompts, texts), task.reward(prompts, texts)).statistic > 0.9
+
+
+def test_what_is_not_there_is_named():
+    with pytest.raises(ValueError, match="no model 'huge'"):
+        lesson.model("huge")
+    with pytest.raises(FileNotFoundError, match="nothing_like_it"):
+        lesson.data("nothing_like_it")
