@@ -46,6 +46,8 @@ _TEXT = {"gamma": 1.0, "gae_lambda": 1.0, "critic_lr": 1e-3, "critic_epochs": 2,
 _REVIEWS = {**_TEXT, "gae_lambda": 0.95}  # Tulu 3, table 21: with a critic that starts as the reward model
 _EPISODES = ControlSettings(num_envs=16, whole_episodes=True, reward_scaling=False)
 _RLHF = ReviewsSettings(prompts_per_batch=128, kl_coef=0.1, missing_end_penalty=3.0)
+# Rejection sampling on reviews, tuned on seeds 0, 100 and 101: wins of 96, 94 and 88 % with two rounds of 256 prompts. It
+# has no KL penalty, so many small rounds go far: 14 of 64 prompts end at 17 nats, and as low as 43 %.
 # TRPO and PPO on control, tuned on Walker2d-v4 with seeds 100-102: batches of 1,000 steps (PPO paper: 2,048; rl-zoo's
 # Walker2d: 512) in mini-batches of about 64, as in the paper. TRPO's delta of 0.03 lies between the paper's 0.01 and
 # the 0.06 that SB3-contrib's 0.01 comes to: it averages the KL over the 6 torques, and here they are summed.
@@ -83,9 +85,9 @@ ALGORITHMS = {
     "rejection-sampling": Entry(
         RejectionSampling, RejectionSamplingConfig(keep=1, min_score=1.0, lr=1e-3),
         SumsSettings(group_size=8, prompts_per_batch=64),
-        RejectionSamplingConfig(keep=1, epochs=2, minibatches=4, lr=3e-4),
-        replace(_RLHF, group_size=16, prompts_per_batch=64, kl_coef=0.0),
+        RejectionSamplingConfig(keep=1, epochs=3, minibatches=8, lr=1e-3),
+        replace(_RLHF, group_size=16, prompts_per_batch=256, kl_coef=0.0),
         RejectionSamplingConfig(keep=1, epochs=4, minibatches=4, lr=3e-3), replace(_EPISODES, group_size=8),
-        text_updates=60, reviews_updates=7,
+        text_updates=60, reviews_updates=2,
     ),
 }  # fmt: skip
