@@ -46,7 +46,7 @@ _TEXT = {"gamma": 1.0, "gae_lambda": 1.0, "critic_lr": 1e-3, "critic_epochs": 2,
 _REVIEWS = {**_TEXT, "gae_lambda": 0.95}  # Tulu 3, table 21: with a critic that starts as the reward model
 _EPISODES = ControlSettings(num_envs=16, whole_episodes=True, reward_scaling=False)
 _RLHF = ReviewsSettings(prompts_per_batch=128, kl_coef=0.1, missing_end_penalty=3.0)
-# Rejection sampling on reviews, tuned on seeds 0, 100 and 101: wins of 96, 94 and 88 % with two rounds of 256 prompts. It
+# Rejection sampling on reviews, tuned on seeds 0, 100, 101: wins of 96, 94 and 88 % with two rounds of 256 prompts. It
 # has no KL penalty, so many small rounds go far: 14 of 64 prompts end at 17 nats, and as low as 43 %.
 # TRPO and PPO on control, tuned on Walker2d-v4 with seeds 100-102: batches of 1,000 steps (PPO paper: 2,048; rl-zoo's
 # Walker2d: 512) in mini-batches of about 64, as in the paper. TRPO's delta of 0.03 lies between the paper's 0.01 and
