@@ -84,7 +84,7 @@ def page_of(path, body):
         heading = re.match(r"<h[1-3][^>]*>(.*?)</h[1-3]>", part, re.DOTALL)
         if heading:
             anchor = re.match(r'<h[1-3][^>]* id="([^"]*)"', part)
-            text = plain(re.sub(r'<div class="[^"]*jp-OutputArea.*|<style.*?</style>', " ", part, flags=re.DOTALL))
+            text = plain(re.sub(r"<style.*?</style>|<svg.*?</svg>", " ", part, flags=re.DOTALL))
             sections.append({"file": file, "anchor": anchor[1] if anchor else "", "heading": plain(heading[1]),
                              "text": text})  # fmt: skip
     title = sections[0]["heading"] if sections else path.stem
