@@ -6,11 +6,16 @@ is committed in data/, wherever the reader keeps the notebook.
 """
 
 import platform
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from minirl.experiments.models import load_model, load_reward_model, policy_and_reference
+from minirl.experiments.on_policy import control_setup
+from minirl.experiments.settings import TEXT_TASKS
+from minirl.experiments.table import ALGORITHMS
+from minirl.experiments.tasks import text_setup
 from minirl.tracking import say
 from minirl.training import seed_everything
 
@@ -63,6 +68,29 @@ def model(name="sft"):
 def reward_model():
     """The committed reward model of reviews: a LearnedReward, `reward(prompts, completions) -> list of floats`."""
     return load_reward_model(data("models", "reward-model"))
+
+
+def setting(name, task="arithmetic", start=None, seed=0, **world):
+    """What `python -m minirl NAME --task TASK` acts and learns with, from a committed model.
+
+    Args:
+        name: an on-policy algorithm, as the command is called: "ppo".
+        task: arithmetic, reviews, or a gymnasium id.
+        start: the committed model that text starts from; None for `sft` on sums and `sft-reviews` on reviews.
+        seed: of the world; the global generator makes fresh networks.
+        world: other settings of the world, by name: `prompts_per_batch=32`.
+    Returns:
+        (world, policy, critic, config): a TokenWorld or ControlWorld, and what the algorithm's class takes.
+    """
+    config, settings, _ = ALGORITHMS[name].of(task)
+    if task in TEXT_TASKS:
+        init = data("models", start or ("sft" if task == "arithmetic" else "sft-reviews"))
+        learned = {"reward_model": data("models", "reward-model")} if task == "reviews" else {}
+        made, policy, make_critic = text_setup(task, replace(settings, init=init, **learned, **world), seed, "cpu")
+    else:
+        gamma = getattr(config, "gamma", 0.99)
+        made, policy, make_critic = control_setup(task, replace(settings, **world), seed, "cpu", gamma)
+    return made, policy, make_critic(), config
 
 
 def reveal(prediction, truth, why):

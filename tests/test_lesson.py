@@ -7,6 +7,7 @@ import torch
 from scipy.stats import spearmanr
 
 from minirl import lesson
+from minirl.algorithms.ppo import PPO
 from minirl.worlds.reviews import Reviews
 
 
@@ -78,6 +79,14 @@ def test_committed_reward_model_ranks_as_the_truth_does():
     task = Reviews()
     prompts, texts = map(list, zip(*task.pretraining_texts(60, torch.Generator().manual_seed(0)), strict=True))
     assert spearmanr(lesson.reward_model()(prompts, texts), task.reward(prompts, texts)).statistic > 0.9
+
+
+@pytest.mark.parametrize("task", ["arithmetic", "reviews", "Pendulum-v1"])
+def test_setting_acts_and_learns(task):
+    small = {"num_envs": 1, "steps": 20, "warmup_steps": 5} if task == "Pendulum-v1" else {"prompts_per_batch": 4}
+    world, policy, critic, config = lesson.setting("ppo", task, **small)
+    stats = PPO(policy, critic, config).update(world.collect(policy, critic))
+    assert stats["kl_old_new"] >= 0
 
 
 def test_what_is_not_there_is_named():
