@@ -1,4 +1,12 @@
-"""What the tests share: one thread, a skip where there is no CUDA device, and small models and worlds to act with."""
+"""What the tests share: one thread, a skip where there is no CUDA device, small models and worlds to act with.
+
+And `evidence`, which compares a function of the package with an independent reference and remembers by how much the two
+differ: `python -m pytest --evidence FILE` writes what was compared as a table.
+"""
+
+import itertools
+import platform
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +24,94 @@ def pytest_collection_modifyitems(items):
         for item in items:
             if item.get_closest_marker("cuda"):
                 item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_addoption(parser):
+    parser.addoption("--evidence", metavar="FILE", help="write a table of equations and the tests that hold to them")
+
+
+def pytest_configure(config):
+    if config.getoption("--evidence") and not hasattr(config, "workerinput"):  # workers send their rows to this process
+        config.pluginmanager.register(EvidenceTable(config), "evidence-table")
+
+
+@pytest.fixture
+def evidence(request):
+    """A function of the package against an independent reference of the same equation.
+
+    evidence(equation, function, reference, got, expected, tolerance, relative=False)
+
+        equation: the paper and the number: "Schulman et al. 2017, eq. 7".
+        function: of the package, or its full name.
+        reference: how `expected` was found, in words.
+        got, expected: numbers, lists or tensors of one shape (two tensors: of one dtype too).
+        tolerance: largest |got - expected| that passes.
+        relative: divide differences by 1 + |expected|.
+    """
+
+    def compare(equation, function, reference, got, expected, tolerance, relative=False):
+        if isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor):
+            assert got.dtype == expected.dtype, f"{got.dtype} against {expected.dtype}"
+        got, expected = (torch.as_tensor(x, dtype=torch.float64).detach() for x in (got, expected))
+        assert got.shape == expected.shape, f"shape {tuple(got.shape)} against {tuple(expected.shape)}"
+        same = (got == expected) | (got.isnan() & expected.isnan())  # infinities and NaN are equal to themselves
+        difference = (got - expected).abs() / (1 + expected.abs() if relative else 1)
+        error = float(difference.masked_fill(same, 0.0).max()) if got.numel() else 0.0
+        name = function if isinstance(function, str) else f"{function.__module__}.{function.__qualname__}"
+        test = request.node.nodeid.partition("[")[0]
+        assert error <= tolerance, f"{name}: differs by {error:.3g} from {reference}\n{got}\n{expected}"
+        request.node.user_properties.append(("evidence", [name, equation, reference, error, tolerance, test]))
+
+    return compare
+
+
+class EvidenceTable:
+    """Gathers what `evidence` compared, in this process or in the workers of pytest-xdist, and writes the table."""
+
+    def __init__(self, config):
+        self.path, self.arguments = Path(config.getoption("--evidence")), config.invocation_params.args
+        self.rows = {}  # (function, equation, reference, test) -> [largest error, largest tolerance, comparisons]
+
+    def pytest_runtest_logreport(self, report):
+        for kind, row in report.user_properties if report.when == "call" else ():
+            if kind == "evidence":
+                name, equation, reference, error, tolerance, test = row
+                found = self.rows.setdefault((name, equation, reference, test), [0.0, 0.0, 0])
+                found[:] = max(found[0], error), max(found[1], tolerance), found[2] + 1
+
+    def pytest_sessionfinish(self, exitstatus):
+        if exitstatus == 0 and self.rows:
+            self.path.write_text("\n".join(self.lines()) + "\n", encoding="utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter, exitstatus):
+        done = f"{len(self.rows)} rows in {self.path}" if exitstatus == 0 else "a test failed, so no table was written"
+        terminalreporter.write_line(f"evidence: {done}")
+
+    def lines(self):
+        """The page, as lines of Markdown."""
+        yield "# Evidence: every equation, and the test that holds the code to it"
+        yield ""
+        yield "Generated, not written: each row is what a test compared, and with which result, in one run of"
+        yield f"`python -m pytest {' '.join(map(str, self.arguments))}`,"
+        yield f"under Python {platform.python_version()}, torch {torch.__version__}, {platform.system()}, on an"
+        yield f"{platform.machine()} processor. Elsewhere the errors have other digits; the tolerances hold."
+        yield ""
+        yield "*Reference* says how the expected value was found. Where that is another function of this package, its"
+        yield "name stands there, and it has rows of its own. *Largest error*: of all numbers in *n* comparisons,"
+        yield "some of them of inputs that each run draws anew; in rows marked † it is divided by 1 + |expected value|."
+        yield "`data/vectors` was computed by plain Python, without torch or this package. `definition`: no paper"
+        yield "is needed. `check_same_shape` has no row: it returns nothing, and a test of each function provokes its"
+        yield "error."
+        for module, rows in itertools.groupby(sorted(self.rows), key=lambda row: ".".join(row[0].split(".")[:3])):
+            yield from ("", f"## {module}", "")
+            yield "| equation | function | reference | largest error | tolerance | n | test |"
+            yield "|---|---|---|---|---|---|---|"
+            for name, equation, reference, test in sorted(rows, key=lambda row: (row[1], row[0], *row[2:])):
+                error, tolerance, count = self.rows[name, equation, reference, test]
+                sizes = (f"{size:.{digits}e}" if size else "0" for size, digits in ((error, 1), (tolerance, 0)))
+                short = f"`{name.removeprefix(module + '.')}`"
+                cells = equation, short, reference, *sizes, str(count), f"`{test.removeprefix('tests/')}`"
+                yield "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 class Letters:

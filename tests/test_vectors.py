@@ -125,42 +125,42 @@ def resolve(name):
     return CALLS.get(name) or getattr(importlib.import_module(module), attribute)
 
 
-def assert_equal(ours, right, tolerance, what):
-    ours = torch.as_tensor(ours, dtype=torch.float64).detach()
-    right = torch.as_tensor(numbers(right), dtype=torch.float64)
-    torch.testing.assert_close(
-        ours, right, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda text: f"{what}: {text}"
-    )
-
-
 def check_text(entry, case):
     assert resolve(entry["function"])(**case["inputs"]) == case["value"]
 
 
-def check(entry, case):
+def check(entry, case, evidence):
+    def compare(ours, right, tolerance, what):
+        got, expected = torch.as_tensor(ours, dtype=torch.float64), torch.as_tensor(numbers(right), dtype=torch.float64)
+        reference = f"`data/vectors`, {'gradients' if what.startswith('gradient') else 'values'} †"
+        evidence(entry["source"], entry["function"], reference, got, expected, tolerance, relative=True)
+
     given = arguments(entry, case)
     out = resolve(entry["function"])(**given, **case["options"])
     if isinstance(case["value"], dict):
         for name, ours in zip(case["value"], out, strict=True):
-            assert_equal(ours, case["value"][name], 1e-10, name)
+            compare(ours, case["value"][name], 1e-10, name)
         return
     value, stats = out if "stats" in case else (out, {})
-    assert_equal(value, case["value"], 1e-10, "value")
+    compare(value, case["value"], 1e-10, "value")
     for name, right in case.get("stats", {}).items():
-        assert_equal(stats[name], right, 1e-10, name)
+        compare(stats[name], right, 1e-10, name)
     if "gradients" not in case:
         return
     (value * tensor(case["cotangent"]) if "cotangent" in case else value).sum().backward()
     for name, right in case["gradients"].items():
-        assert_equal(given[name].grad, right, 1e-9, f"gradient of {name}")
+        compare(given[name].grad, right, 1e-9, f"gradient of {name}")
     for name in entry["constants"]:
         gradient = None if given[name] is None else given[name].grad
         assert gradient is None or not gradient.any(), f"{name} is a constant, but a gradient flows into it"
 
 
 @pytest.mark.parametrize(("entry", "case"), CASES)
-def test_ours_equals_the_vectors(entry, case):
-    (check_text if ".verifiers." in entry["function"] else check)(entry, case)
+def test_ours_equals_the_vectors(entry, case, evidence):
+    if ".verifiers." in entry["function"]:
+        check_text(entry, case)
+    else:
+        check(entry, case, evidence)
 
 
 def test_the_files_are_what_make_vectors_writes(tmp_path):

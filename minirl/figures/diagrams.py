@@ -12,7 +12,7 @@ KINDS = {  # kind -> (fill, style of the outline, its width, what the legend say
     "trained": ("#A8D3F0", "-", 1.8, "model, trained"),
     "frozen": ("#E6E6E6", "--", 1.0, "model, frozen"),
     "data": ("#FFFFFF", "-", 0.8, "data, or a rule"),
-    "computed": ("#FBE3B5", "-", 0.8, "what is computed"),
+    "computed": ("#FFF0CF", "-", 0.8, "what is computed"),
 }
 INK = "#333333"
 
@@ -93,7 +93,7 @@ def pipeline(accuracies=None, samples=None):
             rlhf, dpo, orpo and verifiable, and any may be missing.
         samples: dict stage -> a completion, at most 24 characters, drawn below.
     """
-    figure, axis = _canvas(10, 4.0, "From pre-training to verifiable rewards", ("trained",))
+    figure, axis = _canvas(10, 4.4, "From pre-training to verifiable rewards", ("trained",))
     accuracies, samples = accuracies or {}, samples or {}
 
     def stage(name, x, y, text, width):
@@ -102,22 +102,22 @@ def pipeline(accuracies=None, samples=None):
         notes = [note for note in (reached, samples.get(name)) if note]
         return _box(axis, x, y, text, "trained", width, 0.6 + 0.13 * len(notes), "\n".join(notes))
 
-    axis.add_patch(FancyBboxPatch((3.92, 0.42), 4.0, 3.1, boxstyle="round,pad=0,rounding_size=0.1", facecolor="none",
+    axis.add_patch(FancyBboxPatch((3.92, 0.36), 4.0, 3.56, boxstyle="round,pad=0,rounding_size=0.1", facecolor="none",
                                   edgecolor="#999999", linestyle=":"))  # fmt: skip
-    axis.text(5.92, 3.47, "preference tuning, one of three", ha="center", va="top", fontsize=9, color=INK)
-    pretrain = stage("pretrain", 0.95, 1.8, "pre-training", 1.6)
-    sft = stage("sft", 2.85, 1.8, "SFT", 1.6)
-    reward = stage("reward", 4.88, 2.72, "reward model", 1.6)
-    rlhf = stage("rlhf", 6.93, 2.72, "RL on its score", 1.7)
-    dpo = stage("dpo", 5.92, 1.8, "DPO", 2.2)
-    orpo = stage("orpo", 5.92, 0.88, "ORPO", 2.2)
-    verifiable = stage("verifiable", 9.06, 1.8, "RL with\nverifiable rewards", 1.64)
+    axis.text(5.92, 3.87, "preference tuning, one of three", ha="center", va="top", fontsize=9, color=INK)
+    pretrain = stage("pretrain", 0.95, 2.0, "pre-training", 1.6)
+    sft = stage("sft", 2.85, 2.0, "SFT", 1.6)
+    reward = stage("reward", 4.88, 3.07, "reward model", 1.6)
+    rlhf = stage("rlhf", 6.93, 3.07, "RL on its score", 1.7)
+    dpo = stage("dpo", 5.92, 2.0, "DPO", 2.2)
+    orpo = stage("orpo", 5.92, 0.93, "ORPO", 2.2)
+    verifiable = stage("verifiable", 9.06, 2.0, "RL with\nverifiable rewards", 1.64)
     for first, second in ((pretrain, sft), (sft, dpo), (dpo, verifiable), (reward, rlhf)):
         _arrow(axis, first["right"], second["left"])
-    _arrow(axis, (3.78, 1.8), (3.78, 2.72), reward["left"])
-    _arrow(axis, pretrain["bottom"], (0.95, 0.88), orpo["left"], text="straight from the base model")
-    _arrow(axis, rlhf["right"], (8.06, 2.72), (8.06, 1.98), (8.24, 1.98))
-    _arrow(axis, orpo["right"], (8.06, 0.88), (8.06, 1.62), (8.24, 1.62))
+    _arrow(axis, (3.78, 2.0), (3.78, 3.07), reward["left"])
+    _arrow(axis, pretrain["bottom"], (0.95, 0.93), orpo["left"], text="straight from the base model")
+    _arrow(axis, rlhf["right"], (8.06, 3.07), (8.06, 2.18), (8.24, 2.18))
+    _arrow(axis, orpo["right"], (8.06, 0.93), (8.06, 1.82), (8.24, 1.82))
     return figure
 
 
@@ -129,7 +129,7 @@ def one_loop_two_worlds():
     batch = _box(axis, 3.75, 1.575, "Batch\n(B, T) of everything", "data", 1.7)
     algorithm = _box(axis, 6.0, 1.575, "REINFORCE, TRPO,\nPPO or GRPO", "computed", 1.6)
     policy = _box(axis, 8.0, 1.575, "policy(obs)\n-> Distribution", "trained", 1.4)
-    _arrow(axis, text["right"], (2.47, 2.2), (2.47, 1.69), (2.9, 1.69), text="collect", shift=(0.25, 0.42))
+    _arrow(axis, text["right"], (2.47, 2.2), (2.47, 1.69), (2.9, 1.69), text="collect")
     _arrow(axis, control["right"], (2.47, 0.95), (2.47, 1.46), (2.9, 1.46))
     _arrow(axis, batch["right"], algorithm["left"], text="update")
     _arrow(axis, algorithm["right"], policy["left"])
@@ -186,8 +186,8 @@ def dpo_and_rlhf():
 
 def grpo_and_ppo():
     """PPO with its critic above, GRPO with its group below (after Shao et al. 2024, figure 4, redrawn)."""
-    figure, axis = _canvas(10, 4.7, "PPO and GRPO")
-    for y, name, texts, scores in ((3.35, "PPO", "completion o", "reward r"), (1.35, "GRPO", "o₁ … o_G", "r₁ … r_G")):
+    figure, axis = _canvas(10, 4.8, "PPO and GRPO")
+    for y, name, texts, scores in ((3.5, "PPO", "completion o", "reward r"), (1.35, "GRPO", "o₁ … o_G", "r₁ … r_G")):
         axis.text(0.15, y, name, fontsize=10, va="center", weight="bold")
         prompt = _box(axis, 1.15, y, "prompt", "data", 0.8)
         policy = _box(axis, 2.45, y, "policy", "trained", 1.0)
@@ -202,7 +202,7 @@ def grpo_and_ppo():
             how = _box(axis, 9.0, y, "GAE", "computed", 1.3)
             _arrow(axis, (4.87, y), (4.87, y - 0.6), critic["left"])
             _arrow(axis, critic["right"], (9.0, y - 0.6), how["bottom"], text="values V(s)")
-            _arrow(axis, held["right"], (7.35, y + 0.6), reward["top"], text="KL, in the reward")
+            _arrow(axis, held["right"], (7.35, y + 0.6), reward["top"], text="KL, in the reward", shift=(0.1, 0.0))
             back = "advantage of each token: update policy and critic"
         else:
             how = _box(axis, 9.0, y, "(r − mean) / std\nof the group", "computed", 1.4)
@@ -210,7 +210,7 @@ def grpo_and_ppo():
             _arrow(axis, held["right"], loss["left"])
             back = "one advantage for all tokens of a completion: update the policy"
         _arrow(axis, reward["right"], how["left"])
-        low = y - 0.95 if name == "PPO" else y - 0.65
+        low = y - 1.1 if name == "PPO" else y - 0.65
         _arrow(axis, (9.35, how["bottom"][1]), (9.35, low), (2.45, low), policy["bottom"], text=back)
     return figure
 
@@ -218,20 +218,21 @@ def grpo_and_ppo():
 def orpo_and_both():
     """RLHF, DPO and ORPO from the base model on: the stages, and the models in memory in the last one."""
     figure, axis = _canvas(10, 3.9, "From the base model: RLHF, DPO, ORPO", ("trained", "frozen"))
-    axis.text(8.6, 3.45, "in memory at the end", ha="center", va="center", fontsize=9)
+    axis.text(8.1, 3.5, "in memory in the last stage", ha="center", va="center", fontsize=9)
+    axis.plot([6.62, 6.62], [0.4, 3.6], color="#999999", linestyle=":", linewidth=1)
     rows = (
-        ("RLHF", ("SFT", "reward model", "policy, critic"), ("reference", "reward model")),
-        ("DPO", ("SFT", "policy"), ("reference",)),
-        ("ORPO", ("policy",), ()),
+        ("RLHF", ("SFT", "reward model", "RL"), ("policy", "critic"), ("reference", "reward model")),
+        ("DPO", ("SFT", "DPO"), ("policy",), ("reference",)),
+        ("ORPO", ("ORPO",), ("policy",), ()),
     )
-    for y, (name, stages, frozen) in zip((2.85, 1.85, 0.85), rows, strict=True):
+    for y, (name, stages, trained, frozen) in zip((2.85, 1.85, 0.85), rows, strict=True):
         axis.text(0.15, y, name, fontsize=10, va="center", weight="bold")
-        boxes = [_box(axis, 1.5, y, "base model", "frozen", 1.1)]
-        boxes += [_box(axis, 3.1 + 1.6 * place, y, text, "trained", 1.2) for place, text in enumerate(stages)]
+        boxes = [_box(axis, 1.45, y, "base model", "frozen", 1.1)]
+        boxes += [_box(axis, 2.95 + 1.5 * place, y, text, "trained", 1.15) for place, text in enumerate(stages)]
         _chain(axis, *boxes)
-        count = len(stages[-1].split(", ")) + len(frozen)
-        for place, text in enumerate(frozen):
-            _box(axis, 8.6, y + 0.22 * (len(frozen) - 1) - 0.44 * place, text, "frozen", 1.2, 0.36)
-        axis.text(9.85, y, f"{count} model{'s' if count > 1 else ''}", ha="right", va="center", fontsize=8.5)
-        axis.text(7.9, y, f"{stages[-1]}" + (" +" if frozen else ""), ha="right", va="center", fontsize=8.5)
+        for x, width, kind, models in ((7.35, 0.9, "trained", trained), (8.55, 1.2, "frozen", frozen)):
+            for place, text in enumerate(models):
+                _box(axis, x, y + 0.23 * (len(models) - 1) - 0.46 * place, text, kind, width, 0.36)
+        count = len(trained) + len(frozen)
+        axis.text(9.9, y, f"{count} model{'s' if count > 1 else ''}", ha="right", va="center", fontsize=8.5)
     return figure

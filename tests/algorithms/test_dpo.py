@@ -54,10 +54,10 @@ def make_policies(make_gpt):
 # ---- the loss
 
 
-def test_one_pair_by_hand():
+def test_one_pair_by_hand(evidence):
     # rewards 0.5 (-2 + 3) = 0.5 and 0.5 (-5 + 4) = -0.5, so h = 1 and L = log(1 + e^-1) = 0.313262
     loss, stats = dpo_loss(tensor(-2.0), tensor(-5.0), tensor(-3.0), tensor(-4.0), beta=0.5)
-    assert abs(loss - math.log(1 + math.exp(-1))) < 1e-15
+    evidence("Rafailov et al. 2023, eq. 7", dpo_loss, "one pair by hand", loss, math.log(1 + math.exp(-1)), 1e-15)
     right = {"loss": loss, "accuracy": 1, "chosen_reward": 0.5, "rejected_reward": -0.5, "margin": 1,
              "chosen_logprob": -2, "rejected_logprob": -5, "count": 1}  # fmt: skip
     assert stats == right and not any(value.requires_grad for value in stats.values())
@@ -65,14 +65,15 @@ def test_one_pair_by_hand():
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.4])
 @pytest.mark.parametrize("beta", [0.1, 0.5])
-def test_the_loss_is_a_cross_entropy_of_probabilities(beta, label_smoothing):
+def test_the_loss_is_a_cross_entropy_of_probabilities(beta, label_smoothing, evidence):
     # P(w > l) = π_w^β ref_l^β / (π_w^β ref_l^β + π_l^β ref_w^β), target 1 − ε: binary cross-entropy without any sigmoid
     chosen, rejected, ref_chosen, ref_rejected = -torch.rand(4, 6, dtype=torch.float64) * 5
     one, other = (chosen.exp() * ref_rejected.exp()) ** beta, (rejected.exp() * ref_chosen.exp()) ** beta
     p = one / (one + other)
     reference = -((1 - label_smoothing) * p.log() + label_smoothing * (1 - p).log()).mean()
     loss, stats = dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta, label_smoothing)
-    torch.testing.assert_close(loss, reference, rtol=0, atol=1e-14)
+    paper = "Mitchell 2023 (cDPO), eq. 3" if label_smoothing else "Rafailov et al. 2023, eq. 7"
+    evidence(paper, dpo_loss, "cross-entropy of Bradley-Terry probabilities", loss, reference, 1e-14)
     assert stats["accuracy"] == (p > 0.5).double().mean() and stats["count"] == 6
 
 
@@ -100,7 +101,7 @@ def test_ties_lose_and_large_differences_stay_finite():
     assert stats["accuracy"] == 1 / 3 and abs(loss - (math.log(2) + 9999 + 0) / 3) < 1e-9
 
 
-def test_the_optimum_is_that_of_rlhf():
+def test_the_optimum_is_that_of_rlhf(evidence):
     # all ordered pairs of four answers with their true Bradley-Terry probabilities: the minimum of the expected loss
     # over free logits is π_ref exp(r/β)/Z, the optimum of E[r] − β KL(π‖π_ref) (eq. 4)
     beta, rewards, ref_logprobs = 0.5, tensor(1.0, 0.2, -0.7, 0.4), tensor(0.1, 0.4, 0.3, 0.2).log()
@@ -122,9 +123,11 @@ def test_the_optimum_is_that_of_rlhf():
 
     optimizer.step(expected_loss)
     right = (ref_logprobs + rewards / beta).softmax(0)
-    torch.testing.assert_close(logits.detach().softmax(0), right, rtol=0, atol=1e-6)
+    found = logits.detach().softmax(0)
+    evidence("Rafailov et al. 2023, eq. 4", dpo_loss, "π_ref exp(r/β)/Z of four answers", found, right, 1e-6)
     implicit = beta * (logits.detach().log_softmax(0) - ref_logprobs)
-    torch.testing.assert_close(implicit - implicit[0], rewards - rewards[0], rtol=0, atol=1e-6)  # eq. 5, Z cancels
+    found, right = implicit - implicit[0], rewards - rewards[0]  # Z cancels
+    evidence("Rafailov et al. 2023, eq. 5", dpo_loss, "the rewards that made the labels", found, right, 1e-6)
 
 
 def test_wrong_shapes_are_refused():
@@ -137,7 +140,7 @@ def test_wrong_shapes_are_refused():
 # ---- sequences
 
 
-def test_log_probabilities_are_sums_over_the_answer_and_its_end(letters, make_gpt):
+def test_log_probabilities_are_sums_over_the_answer_and_its_end(letters, make_gpt, evidence):
     policy = TokenPolicy(make_gpt())
     found = sequence_logprobs(policy, pack_completions(letters, PROMPTS, CHOSEN))
     for prompt, answer, ours in zip(PROMPTS, CHOSEN, found, strict=True):
@@ -145,7 +148,7 @@ def test_log_probabilities_are_sums_over_the_answer_and_its_end(letters, make_gp
         for token in [*letters.encode(answer), letters.eos_id]:  # one prefix at a time, no padding anywhere
             right += policy.gpt(torch.tensor([ids]))[0, -1].log_softmax(-1)[token].item()
             ids.append(token)
-        assert abs(ours.item() - right) < 1e-12
+        evidence("definition", sequence_logprobs, "one prefix at a time, no padding", ours, right, 1e-12)
 
 
 def test_prompt_and_padding_get_no_gradient():

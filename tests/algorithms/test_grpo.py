@@ -34,11 +34,14 @@ def close(found, expected, atol=1e-12):
 # ---- advantages
 
 
-def test_advantages_use_the_sample_deviation():
+def test_advantages_use_the_sample_deviation(evidence):
     # (1,0,0,1): ±0.5 / √(1/3); (1,0,0,0): s = 0.5
-    close(group_advantages(tensor([1, 0, 0, 1, 1, 0, 0, 0]), 4, eps=0.0),
-          [0.866025, -0.866025, -0.866025, 0.866025, 1.5, -0.5, -0.5, -0.5], 1e-6)
-    close(group_advantages(tensor([1, 0, 0, 0]), 4), [0.75 / 0.5001] + [-0.25 / 0.5001] * 3)
+    paper, hand = "Shao et al. 2024, section 4.1.2", "two groups of four by hand"
+    found = group_advantages(tensor([1, 0, 0, 1, 1, 0, 0, 0]), 4, eps=0.0)
+    right = [0.866025, -0.866025, -0.866025, 0.866025, 1.5, -0.5, -0.5, -0.5]
+    evidence(paper, group_advantages, hand, found, right, 1e-6)
+    found, right = group_advantages(tensor([1, 0, 0, 0]), 4), [0.75 / 0.5001] + [-0.25 / 0.5001] * 3
+    evidence(paper + ", with ε", group_advantages, hand, found, right, 1e-12)
     close(group_advantages(tensor([1, 0, 0, 0]), 4, eps=0.5), [0.75, -0.25, -0.25, -0.25])
 
 
@@ -51,9 +54,11 @@ def test_groups_do_not_see_each_other():
     close(group_advantages(scores * 100 + 7, 4, eps=0.0).view(3, 4), advantages)
 
 
-def test_without_scale_it_is_leave_one_out_shrunk():
+def test_without_scale_it_is_leave_one_out_shrunk(evidence):
     scores = torch.randn(12, dtype=torch.float64)
-    close(group_advantages(scores, 4, scale=False), 0.75 * leave_one_out(scores, 4))
+    found, right = group_advantages(scores, 4, scale=False), 0.75 * leave_one_out(scores, 4)
+    paper, reference = "Liu et al. 2025 (Dr. GRPO): no deviation", "(G−1)/G `leave_one_out`"
+    evidence(paper, group_advantages, reference, found, right, 1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -81,13 +86,15 @@ def test_groups_need_two_rows_or_more(rows, size):
             function()
 
 
-def test_process_supervision_by_hand():
+def test_process_supervision_by_hand(evidence):
     # two rows, two steps each. Rewards 1, 0 | 0, 3: mean 1, s² = (0 + 1 + 1 + 4) / 3 = 2
     rewards = tensor([[1e9, 1, 9, 0, 9], [0, 9, -1e9, 3, 9]])
     ends = torch.tensor([[0, 1, 0, 1, 0], [1, 0, 0, 1, 0]])
     a = 1 / math.sqrt(2)  # normalised: 0, −a | −a, 2a
     found = process_supervision_advantages(rewards, ends, 2, eps=0.0)
-    close(found, [[-a, -a, -a, -a, 0], [a, 2 * a, 2 * a, 2 * a, 0]])
+    right = [[-a, -a, -a, -a, 0], [a, 2 * a, 2 * a, 2 * a, 0]]
+    paper = "Shao et al. 2024, section 4.1.3"
+    evidence(paper, process_supervision_advantages, "two rows of two steps by hand", found, right, 1e-12)
     close(process_supervision_advantages(rewards, ends.bool(), 2, eps=math.sqrt(2)), found / 2)
     close(process_supervision_advantages(rewards.masked_fill(ends == 0, NAN), ends, 2, eps=0.0), found)
     close(process_supervision_advantages(rewards, ends, 2), found * math.sqrt(2) / (math.sqrt(2) + 1e-4))
@@ -108,11 +115,13 @@ def test_process_supervision_keeps_groups_apart_and_survives_few_steps():
     assert not process_supervision_advantages(torch.full((2, 3), 0.7), torch.ones(2, 3), 2, eps=1e-8).any()
 
 
-def test_with_one_step_at_the_end_it_is_outcome_supervision():
+def test_with_one_step_at_the_end_it_is_outcome_supervision(evidence):
     scores, ends = torch.randn(4, dtype=torch.float64), torch.zeros(4, 3)
     ends[:, 2] = 1
     found = process_supervision_advantages(scores.unsqueeze(1).expand(4, 3), ends, 2)
-    close(found, group_advantages(scores, 2).unsqueeze(1).expand(4, 3))
+    right = group_advantages(scores, 2).unsqueeze(1).expand(4, 3)
+    paper = "Shao et al. 2024, sections 4.1.2 and 4.1.3"
+    evidence(paper, process_supervision_advantages, "`group_advantages`, one step a row", found, right, 1e-12)
 
 
 def test_process_supervision_checks_shapes():
@@ -126,7 +135,7 @@ LOGITS, SCORES = tensor([0.5, -0.2, 0.1]), tensor([1.0, 0.2, -0.7])
 
 
 @pytest.mark.parametrize("group_size", [2, 3])
-def test_the_group_mean_gives_a_known_share_of_the_gradient(group_size):
+def test_the_group_mean_gives_a_known_share_of_the_gradient(group_size, evidence):
     # the own score sits in the mean, so E[∇] is exactly (G − 1)/G of ∇J; enumerated over all 3^G groups
     logits = LOGITS.clone().requires_grad_()
     logprobs, total = logits.log_softmax(-1), 0.0
@@ -137,7 +146,9 @@ def test_the_group_mean_gives_a_known_share_of_the_gradient(group_size):
         column = logprobs[group].unsqueeze(1)
         loss, _ = grpo_loss(column, column.detach(), None, advantages, torch.ones(group_size, 1))
         total = total - logprobs[group].detach().sum().exp() * loss
-    close(torch.autograd.grad(total, logits)[0], (group_size - 1) / group_size * true)
+    found, right = torch.autograd.grad(total, logits)[0], (group_size - 1) / group_size * true
+    paper = "Shao et al. 2024, eq. 3, without the deviation"
+    evidence(paper, grpo_loss, "(G−1)/G ∇J, over all 3^G groups", found, right, 1e-12)
     assert true.abs().max() > 0.1
 
 
@@ -151,7 +162,7 @@ GRADIENTS = {  # at π = π_old, on the logits of P (B06)
 
 
 @pytest.mark.parametrize("kind", GRADIENTS)
-def test_expected_gradient_of_the_kl_in_the_loss(kind):
+def test_expected_gradient_of_the_kl_in_the_loss(kind, evidence):
     logits = P.log().requires_grad_()
     logprobs = logits.log_softmax(-1)
     expected = (P * kl_in_loss(logprobs, P.log(), Q.log(), kind)).sum()
@@ -159,16 +170,18 @@ def test_expected_gradient_of_the_kl_in_the_loss(kind):
     close(found, GRADIENTS[kind], 1e-6)
     exact = {"k1": lambda: 0 * logits.sum(), "k3": lambda: categorical_kl(Q.log(), logits)}
     true = exact.get(kind, lambda: categorical_kl(logits, Q.log()))()
-    close(found, torch.autograd.grad(true, logits)[0])
+    paper = "Shao et al. 2024, eq. 4" if kind.startswith("k3") else "Schulman, Approximating KL divergence (2020)"
+    right = torch.autograd.grad(true, logits)[0]
+    evidence(f"{paper}: E[∇ {kind}]", kl_in_loss, "autograd of `categorical_kl`", found, right, 1e-12)
 
 
-def test_the_weighted_estimator_stays_right_off_the_old_policy():
+def test_the_weighted_estimator_stays_right_off_the_old_policy(evidence):
     # E over old actions of ratio · k3 is KL(π‖ref) whatever π is, and so is its gradient
     logits, old = tensor([0.3, -1.0, 0.4]).requires_grad_(), P.log()
     logprobs = logits.log_softmax(-1)
     weighted = (P * kl_in_loss(logprobs, old, Q.log(), "k3_weighted")).sum()
     exact = categorical_kl(logits, Q.log())
-    close(weighted, exact)
+    evidence("Shao et al. 2024, eq. 4, weighted by the ratio", kl_in_loss, "`categorical_kl`", weighted, exact, 1e-12)
     close(*(torch.autograd.grad(value, logits, retain_graph=True)[0] for value in (weighted, exact)))
 
 
@@ -212,11 +225,14 @@ def loss_of(**settings):
         (dict(reduction="constant", normalizer_length=10), -(6.2 - 1.8) / 20, 2, (20, 20)),
     ],
 )
-def test_reductions_by_hand(settings, expected, count, weights):
+def test_reductions_by_hand(settings, expected, count, weights, evidence):
     loss, stats, gradient = loss_of(**settings)
-    close(loss, expected)
+    papers = {"token": "Yu et al. 2025 (DAPO): token mean", "constant": "Liu et al. 2025 (Dr. GRPO): constant length"}
+    paper = papers.get(settings.get("reduction"), "Shao et al. 2024, eq. 3")
+    evidence(paper, grpo_loss, "two rows of three tokens by hand", loss, expected, 1e-12)
     assert stats["count"] == count and stats["policy_loss"] == loss
-    close(gradient, [[0, -2 / weights[0], -1.8 / weights[0]], [0, 1 / weights[1], 0]])
+    right = [[0, -2 / weights[0], -1.8 / weights[0]], [0, 1 / weights[1], 0]]
+    evidence(paper, grpo_loss, "its gradient by hand", gradient, right, 1e-12)
 
 
 @pytest.mark.parametrize("rows, per_row", [([[1, 3], [0.5] * 6], 1.25), ([[4], [1] * 2, [0.2] * 5], 26 / 15)])
@@ -291,11 +307,12 @@ def test_on_the_first_step_the_loss_is_zero_and_its_gradient_is_not():
     assert not gradient.any()
 
 
-def test_with_one_row_per_group_member_it_is_ppos_loss():
+def test_with_one_row_per_group_member_it_is_ppos_loss(evidence):
     logprobs, old = torch.randn(2, 3).double() / 5, torch.randn(2, 3).double() / 5
     advantages = torch.randn(2, 3).double()
     ours, _ = grpo_loss(logprobs, old, None, advantages, MASK, reduction="token")
-    close(ours, clipped_surrogate_loss(logprobs, old, advantages, MASK)[0])
+    right = clipped_surrogate_loss(logprobs, old, advantages, MASK)[0]
+    evidence("Shao et al. 2024, eq. 3, with β = 0", grpo_loss, "`clipped_surrogate_loss` of PPO", ours, right, 1e-12)
     first, _ = grpo_loss(old, old, None, ADVANTAGES, MASK, reduction="constant", normalizer_length=1)
     other, _ = policy_gradient_loss(torch.ones(2, 3).double(), ADVANTAGES[:, None].expand(2, 3), MASK, "trajectory")
     close(first, other)

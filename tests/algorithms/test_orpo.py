@@ -47,7 +47,7 @@ def pairs(letters):
 
 
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
-def test_log_odds_keep_their_digits_where_a_token_is_nearly_certain(dtype, tolerance):
+def test_log_odds_keep_their_digits_where_a_token_is_nearly_certain(dtype, tolerance, evidence):
     # log(P / (1 − P)) in 50 digits. Naive in float32: 15.942384 at −1e-7, and inf with a gradient of NaN at −1e-9
     logprobs = [-1e-3, -1e-6, -1e-7, -1e-9, -0.4, -1.2, -math.log(2) * 0.9, -30.0]
     found = log_odds(torch.tensor(logprobs, dtype=dtype)).tolist()
@@ -55,16 +55,18 @@ def test_log_odds_keep_their_digits_where_a_token_is_nearly_certain(dtype, toler
         with localcontext() as context:
             context.prec = 50
             right = Decimal(logp) - (1 - Decimal(logp).exp()).ln()
-        assert abs(ours / float(right) - 1) <= tolerance
+        reference = f"50 digits, {str(dtype).removeprefix('torch.')}, as a ratio"
+        evidence("Hong et al. 2024, eq. 4", log_odds, reference, ours / float(right), 1.0, tolerance)
     for ours, listed in zip(found, (6.907255, 13.815510, 16.118096, 20.723266), strict=False):
         assert abs(ours / listed - 1) < 1e-5
 
 
-def test_odds_are_even_at_one_half_and_the_slope_is_one_over_one_minus_p():
+def test_odds_are_even_at_one_half_and_the_slope_is_one_over_one_minus_p(evidence):
     logp = tensor(math.log(0.5), math.log(0.2), math.log(0.99)).requires_grad_()
     odds = log_odds(logp)
     odds.sum().backward()
-    torch.testing.assert_close(odds, tensor(0.0, math.log(0.25), math.log(99)), rtol=0, atol=1e-12)
+    right = tensor(0.0, math.log(0.25), math.log(99))
+    evidence("Hong et al. 2024, eq. 4", log_odds, "P = 1/2, 1/5 and 99/100 by hand", odds, right, 1e-12)
     torch.testing.assert_close(logp.grad, tensor(2.0, 1.25, 100.0), rtol=1e-12, atol=0)
 
 
@@ -87,12 +89,13 @@ def test_certainty_is_finite_in_value_and_gradient(dtype):
 # ---- the loss
 
 
-def test_one_pair_by_hand():
+def test_one_pair_by_hand(evidence):
     # log odds −0.4 − log(1 − e^−0.4) and −1.2 − log(1 − e^−1.2): difference 1.551251; −log σ of it 0.192258;
     # 0.4 + 0.1 · 0.192258 = 0.419226
     loss, stats = orpo_loss(tensor(-0.4), tensor(-1.2), tensor(0.4))
     for name, value in {"log_odds_ratio": 1.551251, "odds_loss": 0.192258, "loss": 0.419226, "nll": 0.4}.items():
-        assert abs(stats[name] - value) < 1e-6
+        paper = "Hong et al. 2024, eqs. 5 and 7" if "odds" in name else "Hong et al. 2024, eq. 6"
+        evidence(paper, orpo_loss, "one pair by hand", stats[name], value, 1e-6)
     assert abs(loss - stats["loss"]) == 0 and stats["accuracy"] == 1 and stats["count"] == 1
     assert stats["chosen_logprob"] == -0.4 and stats["rejected_logprob"] == -1.2
     assert not any(value.requires_grad for value in stats.values())
@@ -101,13 +104,13 @@ def test_one_pair_by_hand():
 
 
 @pytest.mark.parametrize("lam", [0.0, 0.1, 1.0])
-def test_the_loss_in_probabilities(lam):
+def test_the_loss_in_probabilities(lam, evidence):
     # σ(log a − log b) = a / (a + b) of the odds themselves: no logarithm of odds, no sigmoid
     chosen, rejected, nll = -torch.rand(3, 6, dtype=torch.float64) * 2 - 0.1
     odds = [logp.exp() / (1 - logp.exp()) for logp in (chosen, rejected)]
     reference = -nll.mean() - lam * (odds[0] / (odds[0] + odds[1])).log().mean()
     loss, stats = orpo_loss(chosen, rejected, -nll, lam)
-    torch.testing.assert_close(loss, reference, rtol=0, atol=1e-14)
+    evidence("Hong et al. 2024, eqs. 6 and 7", orpo_loss, "odds as odds, no logarithm of them", loss, reference, 1e-14)
     torch.testing.assert_close(orpo_loss(chosen, rejected, -nll.mean(), lam)[0], reference, rtol=0, atol=1e-14)
     assert stats["accuracy"] == (chosen > rejected).double().mean()
 
@@ -135,13 +138,14 @@ def records_of(prompts, answers, pad_id=9):
     return Completions(*pack_rows(prompts, answers, pad_id))
 
 
-def test_an_answer_has_the_mean_of_its_tokens_not_their_sum():
+def test_an_answer_has_the_mean_of_its_tokens_not_their_sum(evidence):
     # tokens −0.1, −0.2, −0.3, −0.4: mean −0.25, log odds 1.258691; the sum would give −0.541325
     first = tensor(-9.0, -0.1, -0.2, -0.3, -0.4).exp()  # of token 0; position 0 is the prompt's
     policy = Table(torch.stack([first, 1 - first], -1).log().unsqueeze(0))
     records = records_of([[0, 0]], [[0, 0, 0, 0]])
     _, stats = ORPO(policy).loss(Pairs(records, records_of([[0, 0]], [[1]])))
-    assert abs(stats["chosen_logprob"] + 0.25) < 1e-12 and abs(stats["nll"] - 0.25) < 1e-12
+    found = [stats["chosen_logprob"], stats["nll"]]
+    evidence("Hong et al. 2024, eq. 3", ORPO.loss, "the mean of four tokens by hand", found, [-0.25, 0.25], 1e-12)
     assert abs(log_odds(stats["chosen_logprob"]) - 1.258691) < 1e-6
     assert abs(stats["log_odds_ratio"] - (1.258691 - math.log((1 - first[1]) / first[1]))) < 1e-6
 

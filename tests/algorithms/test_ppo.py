@@ -48,21 +48,24 @@ RATIOS = [0.5, 0.9, 1.0, 1.1, 1.5]
         (-2.0, [-1.6, -1.8, -2.0, -2.2, -3.0], [0, 1, 1, 1, 1]),
     ],
 )
-def test_values_and_gradients_by_hand(advantage, objective, moves):
-    close(clipped_surrogate(tensor([RATIOS]), tensor([[advantage] * 5])), [objective])
+def test_values_and_gradients_by_hand(advantage, objective, moves, evidence):
+    paper, found = "Schulman et al. 2017, eq. 7", clipped_surrogate(tensor([RATIOS]), tensor([[advantage] * 5]))
+    evidence(paper, clipped_surrogate, "five ratios by hand", found, [objective], 1e-12)
     loss, stats, logprobs = surrogate(RATIOS, [advantage] * 5)
     loss.backward()
-    close(loss, -sum(objective) / 5)
-    close(logprobs.grad, [[-r * advantage * m / 5 for r, m in zip(RATIOS, moves, strict=True)]])
+    evidence(paper, clipped_surrogate_loss, "five ratios by hand", loss, -sum(objective) / 5, 1e-12)
+    right = [[-r * advantage * m / 5 for r, m in zip(RATIOS, moves, strict=True)]]
+    evidence(paper, clipped_surrogate_loss, "its gradient by hand", logprobs.grad, right, 1e-12)
     assert (logprobs.grad[0] == 0).tolist() == [not m for m in moves]
     close(stats["policy_loss"], loss.detach())
 
 
-def test_the_two_bounds_may_differ():
+def test_the_two_bounds_may_differ(evidence):
     # 1.25 is outside 1 + 0.2 but inside 1 + 0.28; 0.75 is outside 1 − 0.2
     loss, stats, logprobs = surrogate([1.25, 1.26, 1.3, 0.75, 0.85], [1, 1, 1, -1, -1], clip=(0.2, 0.28))
     loss.backward()
-    close(loss, -(1.25 + 1.26 + 1.28 - 0.8 - 0.85) / 5)
+    right = -(1.25 + 1.26 + 1.28 - 0.8 - 0.85) / 5
+    evidence("Yu et al. 2025 (DAPO): two bounds", clipped_surrogate_loss, "five ratios by hand", loss, right, 1e-12)
     assert (logprobs.grad[0] != 0).tolist() == [True, True, False, False, True]
     close(stats["clip_fraction"], 0.4)
 
@@ -82,7 +85,7 @@ def test_the_interval_of_the_stats_is_that_of_the_paper():
     close(ratio_stats(logprobs, torch.zeros_like(logprobs), torch.ones(1, 4))["clip_fraction"], 0.5)
 
 
-def test_at_the_policy_that_sampled_it_is_the_policy_gradient():
+def test_at_the_policy_that_sampled_it_is_the_policy_gradient(evidence):
     logprobs, advantages = -torch.rand(3, 4).double() - 0.1, torch.randn(3, 4, dtype=torch.float64)
     mask = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 1, 1, 0]])
     gradients = []
@@ -90,7 +93,8 @@ def test_at_the_policy_that_sampled_it_is_the_policy_gradient():
                      lambda x: policy_gradient_loss(x, advantages, mask)[0]):
         x = logprobs.clone().requires_grad_()
         gradients.append(torch.autograd.grad(function(x), x)[0])
-    close(gradients[0], gradients[1])
+    paper, reference = "Schulman et al. 2017, eq. 7, at π = π_old", "the policy gradient (Williams 1992, eq. 11)"
+    evidence(paper, clipped_surrogate_loss, reference, gradients[0], gradients[1], 1e-12)
 
 
 def test_gradient_agrees_with_finite_differences():
@@ -135,21 +139,23 @@ def test_what_lies_outside_the_mask_does_not_matter():
 # ---- the value loss
 
 
-def test_value_loss_is_half_the_squared_error():
+def test_value_loss_is_half_the_squared_error(evidence):
     values, returns = tensor([[1, 2, NAN]]).requires_grad_(), tensor([[3, 1, 0]]).requires_grad_()
     loss, stats = value_loss(values, torch.zeros(1, 3), returns, torch.tensor([[1, 1, 0]]))
     loss.backward()
-    assert loss == 0.5 * (4 + 1) / 2 and stats["count"] == 2 and stats["value_loss"] == loss
+    evidence("Schulman et al. 2017, eq. 9: L_VF, halved", value_loss, "two errors by hand", loss, 0.5 * (4 + 1) / 2, 0)
+    assert stats["count"] == 2 and stats["value_loss"] == loss
     close(values.grad, [[-1.0, 0.5, 0]])
     assert returns.grad is None and not stats["value_loss"].requires_grad
 
 
-def test_value_clip_takes_the_larger_error():
+def test_value_clip_takes_the_larger_error(evidence):
     # old 0, clip 0.2. V 1, R 2: max(1, 1.8²), constant. V −1, R 2: max(9, 2.2²), moves. V 0.1, R 2: 1.9² both, moves.
     values, old = tensor([[1, -1, 0.1]]).requires_grad_(), torch.zeros(1, 3, dtype=torch.float64, requires_grad=True)
     loss, _ = value_loss(values, old, torch.full((1, 3), 2.0).double(), torch.ones(1, 3), clip=0.2)
     loss.backward()
-    close(loss, 0.5 * (3.24 + 9 + 3.61) / 3)
+    right = 0.5 * (3.24 + 9 + 3.61) / 3
+    evidence("OpenAI baselines, ppo2: value clipping", value_loss, "three values by hand", loss, right, 1e-12)
     close(values.grad, [[0.0, -1.0, -1.9 / 3]])
     assert old.grad is None
 

@@ -21,15 +21,17 @@ def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
 
-def test_loss_by_hand():
+def test_loss_by_hand(evidence):
     # ratios 2 and 0.5, advantages 1 and −2, KL 0.1 and 0.3, β 4: −(2 − 0.4 − 1 − 1.2) / 2 = 0.3
     logprobs, old = tensor([[math.log(2), -math.log(2), NAN]]).requires_grad_(), torch.zeros(1, 3, requires_grad=True)
     kl, advantages = tensor([[0.1, 0.3, NAN]]).requires_grad_(), tensor([[1, -2, NAN]]).requires_grad_()
     loss, stats = kl_penalty_loss(logprobs, old, advantages, kl, torch.tensor([[1, 1, 0]]), beta=4.0)
     loss.backward()
-    close(loss, 0.3)
-    close(logprobs.grad, [[-1, 0.5, 0]])  # −r A / 2: no clip takes it away
-    close(kl.grad, [[2.0, 2.0, 0]])  # β / 2
+    paper = "Schulman et al. 2017, eq. 8"
+    evidence(paper, kl_penalty_loss, "two actions by hand", loss, 0.3, 1e-12)
+    gradients = [[-1, 0.5, 0], [2.0, 2.0, 0]]  # −r A / 2: no clip takes it away; β / 2
+    found = torch.cat([logprobs.grad, kl.grad])
+    evidence(paper, kl_penalty_loss, "its gradients by hand", found, gradients, 1e-12)
     assert old.grad is None and advantages.grad is None
     close(stats["kl_old_new"], 0.2)
     close(stats["ratio_max"], 2.0)
@@ -54,9 +56,10 @@ def test_shapes_that_would_broadcast_are_refused(wrong):
 @pytest.mark.parametrize(
     "kl, beta", [(0.0066, 1.0), (0.0067, 2.0), (0.01, 2.0), (0.0149, 2.0), (0.0151, 4.0), (0.0, 1.0), (1.0, 4.0)]
 )
-def test_the_rule_for_beta(kl, beta):
+def test_the_rule_for_beta(kl, beta, evidence):
     # target 0.01: halved below 0.006667, doubled above 0.015
-    assert adapt_beta(2.0, kl, 0.01) == beta
+    paper = "Schulman et al. 2017, section 4"
+    evidence(paper, adapt_beta, "the rule's two edges by hand", adapt_beta(2.0, kl, 0.01), beta, 0)
 
 
 def test_one_update_by_hand(make_control):

@@ -26,6 +26,7 @@ from minirl.training import fit
 from minirl.worlds.text import allowed_ids, pack_rows
 
 GRID = torch.tensor([-1.0, -0.5, 0.0, 0.5, 1.0], dtype=torch.float64)
+PAPER = "Zhou et al. 2025 (Q#), section 2"
 COIN = torch.tensor([0.0, 1.0], dtype=torch.float64)
 V, NEW, PROMPT = 4, 3, [1, 2]  # the enumerable toy: 64 completions of one prompt
 
@@ -69,7 +70,7 @@ def test_optimal_q_of_a_coin(dtype):
     assert abs(optimal_q(torch.tensor([0.0, 1.0], dtype=dtype), COIN.to(dtype), 0.001) - 1) < 1e-6
 
 
-def test_optimal_q_is_the_formula_written_out():
+def test_optimal_q_is_the_formula_written_out(evidence):
     generator = torch.Generator().manual_seed(0)
     probs = torch.rand(3, 2, 5, generator=generator, dtype=torch.float64).softmax(-1)
     for eta in (0.05, 0.3, 2.0):
@@ -77,10 +78,11 @@ def test_optimal_q_is_the_formula_written_out():
         for row, column in itertools.product(range(3), range(2)):
             p = probs[row, column].tolist()
             right = eta * math.log(sum(p * math.exp(z / eta) for p, z in zip(p, GRID.tolist(), strict=True)))
-            assert abs(ours[row, column] - right) < 1e-12
+            evidence(PAPER, optimal_q, "η ln Σ p e^{z/η} written out", ours[row, column], right, 1e-12)
     for p, eta in itertools.product((0.0, 0.1, 0.9, 1.0), (0.05, 1.0)):  # the binary formula
         right = eta * math.log(1 - p + p * math.exp(1 / eta))
-        assert abs(optimal_q(tensor([1 - p, p]), COIN, eta) - right) < 1e-12
+        found = optimal_q(tensor([1 - p, p]), COIN, eta)
+        evidence(PAPER + ", rewards 0 and 1", optimal_q, "η ln(1 − p + p e^{1/η})", found, right, 1e-12)
     assert torch.autograd.gradcheck(lambda p: optimal_q(p, GRID, 0.3), probs.requires_grad_())
 
 
@@ -113,13 +115,14 @@ def test_targets_keep_their_mass_on_the_grid():
     assert abs(mixture @ GRID - 0.45) < 1e-15
 
 
-def test_projection_keeps_mass_and_mean_and_is_the_hat_function():
+def test_projection_keeps_mass_and_mean_and_is_the_hat_function(evidence):
     generator = torch.Generator().manual_seed(1)
     probs = torch.rand(6, 4, generator=generator, dtype=torch.float64)
     values = 2 * torch.rand(6, 4, generator=generator, dtype=torch.float64) - 1
     ours = project_to_support(probs, values, GRID)
     hats = (1 - (values.unsqueeze(-1) - GRID).abs() / 0.5).clamp(min=0)  # (6, 4, 5)
-    torch.testing.assert_close(ours, (probs.unsqueeze(-1) * hats).sum(1), rtol=0, atol=1e-14)
+    right = (probs.unsqueeze(-1) * hats).sum(1)
+    evidence("Bellemare et al. 2017, eq. 7", project_to_support, "hat functions, summed", ours, right, 1e-14)
     for support in (GRID, tensor([-1.0, -0.9, 0.7, 1.0]), tensor([-1.0, 1.0])):
         ours = project_to_support(probs, values, support)
         torch.testing.assert_close(ours.sum(-1), probs.sum(-1), rtol=0, atol=1e-14)
@@ -138,7 +141,7 @@ def test_the_grid_is_checked():
 # --- the loss
 
 
-def test_the_loss_is_binary_cross_entropy_on_two_bins():
+def test_the_loss_is_binary_cross_entropy_on_two_bins(evidence):
     generator = torch.Generator().manual_seed(2)
     logits = torch.randn(3, 4, generator=generator, dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([[0, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]]).bool()
@@ -148,8 +151,9 @@ def test_the_loss_is_binary_cross_entropy_on_two_bins():
     targets = outcomes.unsqueeze(1).expand(3, 4)[mask]
     right = F.binary_cross_entropy_with_logits(logits[mask], targets)
     gradients = [torch.autograd.grad(value, logits)[0] for value in (loss, right)]
-    torch.testing.assert_close(loss, right, rtol=0, atol=1e-14)
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-14)
+    paper, torchs = "Zhou et al. 2025 (Q#), algorithm 1", "`binary_cross_entropy_with_logits`"
+    evidence(paper, outcome_loss, torchs, loss, right, 1e-14)
+    evidence(paper, outcome_loss, f"gradient of {torchs}", *gradients, 1e-14)
     assert stats["count"] == 4 and stats["loss"] == loss and not stats["loss"].requires_grad
     assert abs(stats["outcome_mean"] - 3 / 4) < 1e-15
     assert abs(stats["predicted_mean"] - logits.sigmoid()[mask].mean()) < 1e-15
@@ -251,10 +255,10 @@ def test_neither_dropout_nor_modes_leak(make_guided, records):
 # --- the policy
 
 
-def test_guided_logits_tilt_the_reference():
+def test_guided_logits_tilt_the_reference(evidence):
     """0.4 e^5 / (0.6 e^2 + 0.4 e^5) = 0.930509"""
     probs = guided_logits(tensor([0.6, 0.4]).log(), tensor([0.2, 0.5]), 0.1).softmax(-1)
-    torch.testing.assert_close(probs, tensor([0.069491, 0.930509]), rtol=0, atol=1e-6)
+    evidence(PAPER, guided_logits, "two actions by hand", probs, tensor([0.069491, 0.930509]), 1e-6)
     assert torch.equal(guided_logits(tensor([0.6, 0.4]).log(), tensor([0.5, 0.5]), 0.1), tensor([0.6, 0.4]).log())
 
 
@@ -300,12 +304,14 @@ def tilted(probs, rewards, eta):
 
 
 @pytest.mark.parametrize("eta", [0.1, 0.5, 5.0])
-def test_decoding_with_the_true_distribution_is_the_optimal_policy(enumerated, eta):
+def test_decoding_with_the_true_distribution_is_the_optimal_policy(enumerated, eta, evidence):
     """Token by token, yet over whole sequences: π(y) = π_ref(y) exp(r(y) / η) / Z."""
     reference, obs, actions, probs, rewards, support = enumerated
     assert abs(probs.sum() - 1) < 1e-12
     ours = sequence_probs(GuidedPolicy(reference, Oracle(probs, rewards, support), eta), obs, actions)
-    torch.testing.assert_close(ours, tilted(probs, rewards, eta), rtol=0, atol=1e-10)
+    right = tilted(probs, rewards, eta)
+    reference = "π_ref(y) exp(r(y)/η)/Z of all 64 completions"
+    evidence(PAPER + ": π*", GuidedPolicy, reference, ours, right, 1e-10)
 
 
 def test_a_learned_model_comes_close_to_the_optimal_policy(enumerated, make_gpt):

@@ -48,6 +48,9 @@ def expected_gradient(advantages, reduction="trajectory"):
     return torch.autograd.grad(-(probabilities * torch.stack(losses)).sum(), theta)[0]
 
 
+PAPER, TRUE = "Williams 1992, eq. 11 and theorem 2", "autograd of J over all seven trajectories"
+
+
 def close(found, expected, atol=1e-12):
     torch.testing.assert_close(found, expected, rtol=0, atol=atol)
 
@@ -56,20 +59,22 @@ def whole_returns():
     return SCORES.unsqueeze(1).expand(7, 2)
 
 
-def test_the_trajectory_reduction_is_unbiased():
+def test_the_trajectory_reduction_is_unbiased(evidence):
     assert true_gradient().abs().max() > 0.1
-    close(expected_gradient(whole_returns()), true_gradient())
+    evidence(PAPER, policy_gradient_loss, TRUE, expected_gradient(whole_returns()), true_gradient(), 1e-12)
 
 
-def test_so_is_the_return_to_go():
+def test_so_is_the_return_to_go(evidence):
     zeros = torch.zeros(7, 2)
-    close(expected_gradient(rewards_to_go(REWARDS, zeros, zeros, 1.0)), true_gradient())
+    found = expected_gradient(rewards_to_go(REWARDS, zeros, zeros, 1.0))
+    evidence(PAPER + ", return to go", policy_gradient_loss, TRUE, found, true_gradient(), 1e-12)
 
 
-def test_a_baseline_leaves_the_expected_gradient_unchanged():
+def test_a_baseline_leaves_the_expected_gradient_unchanged(evidence):
     close(expected_gradient(whole_returns() - 3.7), true_gradient())
     value = tensor([[0.4, 0.0]] + [[0.4, -1.2]] * 3 + [[0.4, 2.5]] * 3)  # depends on the prefix only
-    close(expected_gradient(whole_returns() - value), true_gradient())
+    found = expected_gradient(whole_returns() - value)
+    evidence(PAPER + ", a baseline of the state", policy_gradient_loss, TRUE, found, true_gradient(), 1e-12)
 
 
 def test_a_baseline_that_sees_the_action_does_not():
@@ -83,7 +88,7 @@ def test_the_token_reduction_rescales_a_batch_by_its_length():
     assert (found / found.norm() - true / true.norm()).norm() > 0.05
 
 
-def test_leave_one_out_is_unbiased():
+def test_leave_one_out_is_unbiased(evidence):
     theta = THETA.clone().requires_grad_()
     logprobs = logprobs_of(theta)
     probabilities, total = logprobs.detach().sum(1).exp(), 0.0
@@ -92,13 +97,16 @@ def test_leave_one_out_is_unbiased():
         advantages = leave_one_out(SCORES[pair], 2).unsqueeze(1).expand(2, 2)
         loss, _ = policy_gradient_loss(logprobs[pair], advantages, MASK[pair], "trajectory")
         total = total - probabilities[pair].prod() * loss
-    close(torch.autograd.grad(total, theta)[0], true_gradient())
+    found = torch.autograd.grad(total, theta)[0]
+    reference = "autograd of J, over all 49 pairs of trajectories"
+    evidence("Ahmadian et al. 2024, section 2.3", leave_one_out, reference, found, true_gradient(), 1e-12)
 
 
-def test_leave_one_out_by_hand():
+def test_leave_one_out_by_hand(evidence):
     # group (1, 2, 6): 1 − 4, 2 − 3.5, 6 − 1.5; group (0, 0, 3): −1.5, −1.5, 3
     found = leave_one_out(tensor([1, 2, 6, 0, 0, 3]), 3)
-    assert found.tolist() == [-3, -1.5, 4.5, -1.5, -1.5, 3]
+    right = [-3, -1.5, 4.5, -1.5, -1.5, 3]
+    evidence("Ahmadian et al. 2024, section 2.3", leave_one_out, "two groups by hand", found, right, 0)
 
 
 @pytest.mark.parametrize("rows, size", [(4, 1), (5, 2)])
@@ -137,13 +145,13 @@ def test_shapes_and_names_are_checked():
         policy_gradient_loss(zeros, zeros, zeros, "mean")
 
 
-def test_the_moving_average_forgets_and_is_not_dragged_to_zero():
+def test_the_moving_average_forgets_and_is_not_dragged_to_zero(evidence):
     baseline = EMABaseline(0.9)
     assert baseline.value == 0
     baseline.update(torch.tensor(2.0))
     assert abs(baseline.value - 2) < 1e-12
     baseline.update(3.0)  # (0.9 · 0.1 · 2 + 0.1 · 3) / (1 − 0.81)
-    assert abs(baseline.value - 0.48 / 0.19) < 1e-12
+    evidence("Williams 1992, eq. 10", EMABaseline, "two updates by hand", baseline.value, 0.48 / 0.19, 1e-12)
     other = EMABaseline(0.9)
     other.load_state_dict(baseline.state_dict())
     assert other.value == baseline.value and other.updates == 2

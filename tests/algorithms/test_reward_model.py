@@ -43,24 +43,26 @@ def pairs(letters):
 # ---- the loss
 
 
-def test_one_pair_by_hand():
+def test_one_pair_by_hand(evidence):
     # −log σ(2 − 0.5 − 1) = log(1 + e^−0.5) = 0.474077; 0.1 (2 + 0.5)² = 0.625
     loss, stats = bradley_terry_loss(tensor(2.0), tensor(0.5), tensor(1.0), centering=0.1)
-    assert abs(loss - (math.log(1 + math.exp(-0.5)) + 0.625)) < 1e-15
+    right = math.log(1 + math.exp(-0.5)) + 0.625
+    evidence("Touvron et al. 2023, eq. 2, centred", bradley_terry_loss, "one pair by hand", loss, right, 1e-15)
     assert stats == {"loss": loss, "accuracy": 1, "margin": 1.5, "score_mean": 1.25, "count": 1}
     assert not any(value.requires_grad for value in stats.values())
 
 
 @pytest.mark.parametrize("centering", [0.0, 0.01, 0.5])
 @pytest.mark.parametrize("with_margin", [False, True])
-def test_the_loss_in_probabilities(with_margin, centering):
+def test_the_loss_in_probabilities(with_margin, centering, evidence):
     # P(w > l) = e^w / (e^w + e^(l + m)), as Bradley and Terry wrote it
     chosen, rejected, margin = torch.randn(3, 7, dtype=torch.float64)
     shifted = rejected + margin if with_margin else rejected
     reference = -(chosen.exp() / (chosen.exp() + shifted.exp())).log().mean()
     reference = reference + centering * (chosen**2 + 2 * chosen * rejected + rejected**2).mean()
     loss, stats = bradley_terry_loss(chosen, rejected, margin if with_margin else None, centering)
-    torch.testing.assert_close(loss, reference, rtol=0, atol=1e-13)
+    paper = "Touvron et al. 2023 (Llama 2), eq. 2" if with_margin else "Ouyang et al. 2022, eq. 1"
+    evidence(paper, bradley_terry_loss, "probabilities e^w / (e^w + e^l)", loss, reference, 1e-13)
     assert stats["accuracy"] == (chosen > rejected).double().mean() and stats["count"] == 7
 
 

@@ -47,21 +47,23 @@ def labelled(predictor, count, flip=False):
 @pytest.mark.parametrize(("mu", "expected"), [
     (1.0, -math.log(0.725)), (0.0, -math.log(0.275)), (0.5, -0.5 * math.log(0.725 * 0.275)),
 ])  # fmt: skip
-def test_one_label_by_hand(mu, expected):
+def test_one_label_by_hand(mu, expected, evidence):
     # e² · 3 against e²: the softmax gives 3/4; with a tenth of coins 0.9 · 0.75 + 0.05 = 0.725, and 0.275 for the other
     loss, stats = segment_preference_loss(tensor(2 + math.log(3)), tensor(2.0), tensor(mu))
-    assert abs(loss - expected) < 1e-12
+    paper = "Christiano et al. 2017, section 2.2.3"
+    evidence(paper, segment_preference_loss, "one label by hand", loss, tensor(expected)[0], 1e-12)
     assert stats == {"loss": loss, "accuracy": mu, "count": 1} and not stats["loss"].requires_grad
 
 
 @pytest.mark.parametrize("noise", [0.1, 0.01, 1.0])
-def test_the_loss_as_a_softmax_over_two_segments(noise):
+def test_the_loss_as_a_softmax_over_two_segments(noise, evidence):
     sums = torch.randn(9, 2, dtype=torch.float64)
     mu = tensor(1, 0, 0.5, 1, 1, 0, 0, 0.5, 1)
     chosen = sums.exp() / sums.exp().sum(1, keepdim=True)  # the paper's equation, then its labeller with a coin
     answered = (1 - noise) * chosen + noise * 0.5
     reference = -(torch.stack([mu, 1 - mu], 1) * answered.log()).sum(1).mean()
-    assert abs(segment_preference_loss(sums[:, 0], sums[:, 1], mu, noise)[0] - reference) < 1e-12
+    paper, found = "Christiano et al. 2017, section 2.2.3", segment_preference_loss(*sums.T, mu, noise)[0]
+    evidence(paper, segment_preference_loss, "softmax over two segments, then a coin", found, reference, 1e-12)
 
 
 def test_gradient_by_finite_differences():

@@ -31,18 +31,19 @@ def test_packed_rows_give_the_same_loss():
     assert abs(loss - 2.474428) < 1e-6 and stats["count"] == 3
 
 
-def test_loss_and_gradient_agree_with_torchs_cross_entropy():
+def test_loss_and_gradient_agree_with_torchs_cross_entropy(evidence):
     logits = torch.randn(3, 4, 5, dtype=torch.float64, requires_grad=True)
     actions, mask = torch.randint(5, (3, 4)), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 0], [0, 0, 0, 1]])
     loss, stats = sft_loss(logits, actions, mask)
     reference = F.cross_entropy(logits.flatten(0, 1), actions.masked_fill(mask == 0, -100).flatten())
     gradients = [torch.autograd.grad(value, logits)[0] for value in (loss, reference)]
-    torch.testing.assert_close(loss, reference, rtol=0, atol=1e-14)
-    torch.testing.assert_close(*gradients, rtol=0, atol=1e-14)
+    paper, torchs = "Ouyang et al. 2022, section 3.1", "`torch.nn.functional.cross_entropy`"
+    evidence(paper, sft_loss, torchs, loss, reference, 1e-14)
+    evidence(paper, sft_loss, f"gradient of {torchs}", *gradients, 1e-14)
     assert stats["count"] == 7 and not stats["loss"].requires_grad and stats["loss"] == loss
 
 
-def test_the_likelihood_alone_is_one_mean_over_all_tokens():
+def test_the_likelihood_alone_is_one_mean_over_all_tokens(evidence):
     # rows of token losses 1, 3 and six times 0.5: (1 + 3 + 3) / 8 = 0.875; a mean of row means would be 1.25
     logprobs = torch.full((2, 6), -0.5, dtype=torch.float64)
     logprobs[0] = torch.tensor([-1.0, -3.0, *[float("nan")] * 4])
@@ -50,7 +51,8 @@ def test_the_likelihood_alone_is_one_mean_over_all_tokens():
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1] * 6])
     loss, stats = likelihood_loss(logprobs, mask)
     loss.backward()
-    assert loss == 0.875 and stats["loss"] == 0.875 and stats["count"] == 8 and not stats["loss"].requires_grad
+    evidence("Ouyang et al. 2022, section 3.1", likelihood_loss, "eight tokens by hand", loss, 0.875, 0)
+    assert stats["loss"] == 0.875 and stats["count"] == 8 and not stats["loss"].requires_grad
     assert torch.equal(logprobs.grad, -mask.double() / 8)
     with pytest.raises(ValueError, match="mask"):
         likelihood_loss(logprobs, mask[:1])

@@ -54,6 +54,7 @@ class Gaussian(torch.nn.Module):
         return Independent(Normal(mean, self.log_std.exp().expand_as(mean)), 1)
 
 
+FISHER = "Schulman et al. 2015, appendix C"
 ONE, ALL = torch.zeros(1, 1, 1), torch.ones(1, 1)
 
 
@@ -89,7 +90,7 @@ def outer_products(policy, obs, mask):
 # ---- the Fisher matrix
 
 
-def test_fisher_vector_product_of_a_softmax():
+def test_fisher_vector_product_of_a_softmax(evidence):
     # F = diag(p) − p pᵀ; the KL with its old side not detached would give (0, 0, 0)
     policy, v = Softmax([1, 0, -1]), tensor([1, 2, 3])
     product = fisher_vector_product(policy, ONE, ALL, v, damping=0.0)
@@ -98,16 +99,18 @@ def test_fisher_vector_product_of_a_softmax():
     close(fisher_vector_product(policy, ONE, ALL, v, damping=0.1), [-0.182587, 0.340770, 0.441817])
     close(fisher_vector_product(policy, ONE, ALL, v), [-0.182587, 0.340770, 0.441817])  # 0.1 is the default
     p = policy.logits.detach().softmax(0)
-    close(product, (p.diag() - p[:, None] * p) @ v, 1e-14)
+    right = (p.diag() - p[:, None] * p) @ v
+    evidence(FISHER, fisher_vector_product, "diag(p) − p pᵀ of a softmax", product, right, 1e-14)
     close(dense_fisher(policy, ONE, ALL), p.diag() - p[:, None] * p, 1e-12)
 
 
 @pytest.mark.parametrize("std, of_the_mean", [(0.5, 4.0), (2.0, 0.25)])
-def test_fisher_of_a_gaussian(std, of_the_mean):
+def test_fisher_of_a_gaussian(std, of_the_mean, evidence):
     policy = Gaussian([std, 1.0])
     matvec = fisher_product(policy, ONE, ALL, damping=0.0)
     matrix = torch.stack([matvec(unit) for unit in torch.eye(4, dtype=torch.float64)])
-    close(matrix, tensor([of_the_mean, 1, 2, 2]).diag(), 1e-12)
+    right = tensor([of_the_mean, 1, 2, 2]).diag()
+    evidence(FISHER, fisher_product, "1/σ² and 2 of a Gaussian", matrix, right, 1e-12)
 
 
 def test_the_product_may_be_used_many_times():
@@ -123,7 +126,7 @@ def obs_and_mask():
 
 
 @pytest.mark.parametrize("kind", [CategoricalPolicy, GaussianPolicy])
-def test_products_of_a_network_are_those_of_the_dense_matrix(kind):
+def test_products_of_a_network_are_those_of_the_dense_matrix(kind, evidence):
     torch.manual_seed(0)
     policy, (obs, mask) = kind(2, 3, hidden=(4,)).double(), obs_and_mask()
     with torch.no_grad():
@@ -133,12 +136,13 @@ def test_products_of_a_network_are_those_of_the_dense_matrix(kind):
     if kind is CategoricalPolicy:
         close(dense, outer_products(policy, obs, mask), 1e-12)
     v = torch.randn(len(dense), dtype=torch.float64)
-    close(fisher_vector_product(policy, obs, mask, v, damping=0.0), dense @ v, 1e-12)
+    found = fisher_vector_product(policy, obs, mask, v, damping=0.0)
+    evidence(FISHER, fisher_vector_product, "Hessian of the exact KL of a network", found, dense @ v, 1e-12)
     everywhere = torch.ones_like(mask)
     assert (fisher_vector_product(policy, obs, everywhere, v, damping=0.0) - dense @ v).abs().max() > 1e-3
 
 
-def test_products_of_a_gpt_are_those_of_the_dense_matrix(make_gpt):
+def test_products_of_a_gpt_are_those_of_the_dense_matrix(make_gpt, evidence):
     # second derivatives through embeddings, attention, LayerNorm and GELU
     policy = TokenPolicy(make_gpt(vocab_size=4, block_size=4, n_embd=4, n_inner=4), temperature=0.7)
     policy.gpt.wpe.weight.requires_grad_(False)  # vectors run over the others only
@@ -147,7 +151,8 @@ def test_products_of_a_gpt_are_those_of_the_dense_matrix(make_gpt):
     assert len(dense) == sum(p.numel() for p in policy.parameters()) - 16
     close(dense, outer_products(policy, obs, mask), 1e-11)
     v = torch.randn(len(dense), dtype=torch.float64)
-    close(fisher_vector_product(policy, obs, mask, v, damping=0.2), dense @ v + 0.2 * v, 1e-11)
+    found = fisher_vector_product(policy, obs, mask, v, damping=0.2)
+    evidence(FISHER, fisher_vector_product, "Hessian of the exact KL of a GPT", found, dense @ v + 0.2 * v, 1e-11)
 
 
 # ---- conjugate gradient
@@ -164,12 +169,13 @@ def test_conjugate_gradient_on_a_diagonal():
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_conjugate_gradient_solves_in_as_many_steps_as_there_are_dimensions(seed):
+def test_conjugate_gradient_solves_in_as_many_steps_as_there_are_dimensions(seed, evidence):
     generator = torch.Generator().manual_seed(seed)
     root, b = torch.randn(6, 6, generator=generator, dtype=torch.float64), torch.randn(6, generator=generator).double()
     matrix = root @ root.T + torch.eye(6, dtype=torch.float64)
     exact = torch.linalg.solve(matrix, b)
-    close(conjugate_gradient(lambda v: matrix @ v, b, 6, tolerance=0.0), exact, 1e-9)
+    found = conjugate_gradient(lambda v: matrix @ v, b, 6, tolerance=0.0)
+    evidence("Hestenes and Stiefel 1952", conjugate_gradient, "`torch.linalg.solve`", found, exact, 1e-9)
     assert (conjugate_gradient(lambda v: matrix @ v, b, 3, tolerance=0.0) - exact).norm() > 1e-4
 
 
@@ -197,14 +203,16 @@ def test_conjugate_gradient_ends_at_a_direction_without_curvature():
 # ---- the surrogate
 
 
-def test_surrogate_by_hand():
+def test_surrogate_by_hand(evidence):
     # ratios 2 and 0.5, advantages 3 and −4: −(6 − 2) / 2
     logprobs, old = tensor([[math.log(2), math.log(0.5), 5]]).requires_grad_(), torch.zeros(1, 3, dtype=torch.float64)
     advantages = tensor([[3, -4, float("nan")]]).requires_grad_()
     loss, stats = surrogate_loss(logprobs, old, advantages, torch.tensor([[1, 1, 0]]))
     loss.backward()
-    assert abs(loss + 2) < 1e-12 and stats["count"] == 2 and abs(stats["ratio_max"] - 2) < 1e-12
-    close(logprobs.grad, [[-3.0, 1.0, 0.0]], 1e-12)
+    paper = "Schulman et al. 2015, eq. 14"
+    evidence(paper, surrogate_loss, "two actions by hand", loss, -2.0, 1e-12)
+    assert stats["count"] == 2 and abs(stats["ratio_max"] - 2) < 1e-12
+    evidence(paper, surrogate_loss, "its gradient by hand", logprobs.grad, [[-3.0, 1.0, 0.0]], 1e-12)
     assert advantages.grad is None and not stats["policy_loss"].requires_grad
 
 
@@ -237,13 +245,16 @@ def bandit_problem(gradient):
     return policy, obs, actions, policy(obs).log_prob(actions).detach(), 3 * tensor([gradient]), torch.ones(1, 3)
 
 
-def test_one_step_by_known_numbers():
+def test_one_step_by_known_numbers(evidence):
     policy, *problem = bandit_problem([0.3, -0.1, -0.2])
     old = policy.logits.detach().clone()
     stats = trust_region_step(policy, *problem, delta=0.01, damping=0.1)
-    close(policy.logits.detach() - old, [0.177412, 0.008619, -0.186030])
+    paper, step = "Schulman et al. 2015, eq. 14 and appendix C", policy.logits.detach() - old
+    hand = "three logits by hand, 6 digits"
+    evidence(paper, trust_region_step, hand, step, [0.177412, 0.008619, -0.186030], 1e-6)
     close(stats["kl_old_new"], 0.006345)
-    close(stats["kl_old_new"], categorical_kl(old, policy.logits.detach()), 1e-12)
+    kl = categorical_kl(old, policy.logits.detach())
+    evidence(paper, trust_region_step, "`categorical_kl(old, new)` of the step", stats["kl_old_new"], kl, 1e-12)
     assert stats["accepted"] and stats["backtracks"] == 0 and stats["count"] == 3
     close(stats["grad_norm"], math.sqrt(0.14), 1e-12)
     close(stats["entropy"], Categorical(logits=old).entropy(), 1e-12)

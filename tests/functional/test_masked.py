@@ -26,12 +26,16 @@ def tensor(values):
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.long, torch.float32])
-def test_sums_and_means_skip_what_the_mask_skips(dtype):
+def test_sums_and_means_skip_what_the_mask_skips(dtype, evidence):
     x, mask = tensor(X), torch.tensor(MASK).to(dtype)
-    assert masked_sum(x, mask) == 15 and masked_mean(x, mask) == 3
-    assert masked_sum(x, mask, dim=1).tolist() == [6, 9]
-    assert masked_mean(x, mask, dim=1).tolist() == [2, 4.5]  # not the 3 of all: rows differ in length
-    assert masked_mean(x, mask, dim=0).tolist() == [2.5, 3.5, 3, 0, 0]
+    for function, dim, right in (
+        (masked_sum, None, 15),
+        (masked_sum, 1, [6, 9]),
+        (masked_mean, None, 3),
+        (masked_mean, 1, [2, 4.5]),  # not the 3 of all: rows differ in length
+        (masked_mean, 0, [2.5, 3.5, 3, 0, 0]),
+    ):
+        evidence("definition", function, "small integers by hand", function(x, mask, dim), right, 0)
 
 
 @pytest.mark.parametrize("dim", [None, 0, 1])
@@ -53,16 +57,17 @@ def test_an_empty_mask_gives_zero_and_no_gradient():
     assert masked_whiten(torch.zeros(0, 3), torch.zeros(0, 3)).shape == (0, 3)
 
 
-def test_zero_outside():
+def test_zero_outside(evidence):
     x, y = zero_outside(torch.tensor(MASK), tensor(X), tensor(X) + 1)
-    assert x.tolist() == [[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]] and y.tolist() == [[2, 3, 4, 0, 0], [5, 6, 0, 0, 0]]
+    right = [[[1, 2, 3, 0, 0], [4, 5, 0, 0, 0]], [[2, 3, 4, 0, 0], [5, 6, 0, 0, 0]]]
+    evidence("definition", zero_outside, "small integers by hand", torch.stack([x, y]), right, 0)
 
 
-def test_whitening_uses_the_sample_deviation_of_what_counts():
+def test_whitening_uses_the_sample_deviation_of_what_counts(evidence):
     # 1..5: mean 3, s² = (4 + 1 + 0 + 1 + 4) / 4 = 2.5, so 1 -> -2 / 1.581139
     white = masked_whiten(tensor(X), torch.tensor(MASK))
     expected = tensor([[-1.264911, -0.632456, 0, 0, 0], [0.632456, 1.264911, 0, 0, 0]])
-    torch.testing.assert_close(white, expected, rtol=0, atol=1e-6)
+    evidence("definition", masked_whiten, "1 to 5 by hand", white, expected, 1e-6)
     halved = masked_whiten(tensor(X), torch.tensor(MASK), eps=math.sqrt(2.5))
     torch.testing.assert_close(halved, expected / 2, rtol=0, atol=1e-6)
 
@@ -95,20 +100,24 @@ def test_a_single_entry_is_whitened_to_zero():
     assert masked_whiten(tensor([[5.0, 7.0]]), torch.tensor([[0, 1]])).tolist() == [[0, 0]]
 
 
-def test_token_logprobs_are_those_of_the_tempered_softmax():
+def test_token_logprobs_are_those_of_the_tempered_softmax(evidence):
     # B04: logits (2, 1, 0) at temperature 0.5, and the ratios that a recomputation without temperature would give
     logits, actions = tensor([2, 1, 0]).expand(1, 3, 3), torch.tensor([[0, 1, 2]])
     tempered = token_logprobs(logits, actions, 0.5)
-    torch.testing.assert_close(tempered, tensor([[-0.142932, -2.142932, -4.142932]]), rtol=0, atol=1e-6)
+    right = tensor([[-0.142932, -2.142932, -4.142932]])
+    evidence("definition", token_logprobs, "three logits by hand", tempered, right, 1e-6)
     ratios = (token_logprobs(logits, actions) - tempered).exp()
     torch.testing.assert_close(ratios, tensor([[0.767456, 2.086161, 5.670774]]), rtol=0, atol=1e-6)
 
 
-def test_logprobs_and_entropy_agree_with_torch():
+def test_logprobs_and_entropy_agree_with_torch(evidence):
     logits, actions = torch.randn(2, 3, 5, dtype=torch.float64), torch.randint(5, (2, 3))
     distribution = Categorical(logits=logits / 1.7)
-    torch.testing.assert_close(token_logprobs(logits, actions, 1.7), distribution.log_prob(actions), rtol=0, atol=1e-14)
-    torch.testing.assert_close(entropy(logits / 1.7), distribution.entropy(), rtol=0, atol=1e-14)
+    for function, found, right in (
+        (token_logprobs, token_logprobs(logits, actions, 1.7), distribution.log_prob(actions)),
+        (entropy, entropy(logits / 1.7), distribution.entropy()),
+    ):
+        evidence("definition", function, "`torch.distributions.Categorical`", found, right, 1e-14)
 
 
 def test_a_forbidden_id_has_no_entropy():

@@ -8,6 +8,7 @@ import torch
 from minirl.functional.returns import explained_variance, gae, rewards_to_go, token_rewards
 
 NAN = float("nan")
+GAE = "Schulman et al. 2016, section 3, eq. 16"
 
 
 def tensor(*rows):
@@ -27,18 +28,20 @@ LAST = flags([0, 0, 1])
 ONES, VALUES = tensor([1, 1, 1]), tensor([0.5, 0.6, 0.7])
 
 
-def test_a_time_limit_still_counts_what_would_have_followed():
+def test_a_time_limit_still_counts_what_would_have_followed(evidence):
     # 3: 1 + 0.99·0.8 − 0.7 = 1.092; 2: 1 + 0.99·0.7 − 0.6 + 0.9405·1.092 = 2.120026; 1 likewise
     advantages, returns = gae(ONES, VALUES, tensor([0.6, 0.7, 0.8]), NONE, LAST, 0.99, 0.95)
-    close(advantages, tensor([3.087884, 2.120026, 1.092000]))
+    right = tensor([3.087884, 2.120026, 1.092000])
+    evidence(GAE + ", at a time limit", gae, "three steps by hand", advantages, right, 1e-6)
     close(returns, tensor([3.587884, 2.720026, 1.792000]))
 
 
 @pytest.mark.parametrize("truncated", [NONE, LAST])
-def test_a_true_end_counts_nothing_and_wins(truncated):
+def test_a_true_end_counts_nothing_and_wins(truncated, evidence):
     # the value of a terminal state is never read, not even when it is NaN
     advantages, returns = gae(ONES, VALUES, tensor([0.6, 0.7, NAN]), LAST, truncated, 0.99, 0.95)
-    close(advantages, tensor([2.387329, 1.375150, 0.300000]))
+    right = tensor([2.387329, 1.375150, 0.300000])
+    evidence(GAE + ", at a true end", gae, "three steps by hand", advantages, right, 1e-6)
     close(returns, advantages + VALUES, 0)
 
 
@@ -67,37 +70,43 @@ def explicit_sum(terms, ends, factor):
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_advantages_are_the_discounted_sum_of_td_errors(seed):
+def test_advantages_are_the_discounted_sum_of_td_errors(seed, evidence):
     rewards, values, next_values, terminated, truncated = random_episodes(seed)
     deltas = rewards + 0.9 * next_values * (1 - terminated.double()) - values
     advantages, returns = gae(rewards, values, next_values, terminated, truncated, 0.9, 0.8)
-    close(advantages, explicit_sum(deltas, terminated | truncated, 0.9 * 0.8), 1e-12)
+    right = explicit_sum(deltas, terminated | truncated, 0.9 * 0.8)
+    evidence(GAE, gae, "double loop over Σ (γλ)^l δ_{t+l}", advantages, right, 1e-12)
     close(returns, advantages + values, 1e-12)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rewards_to_go_are_the_discounted_sum_of_rewards(seed):
+def test_rewards_to_go_are_the_discounted_sum_of_rewards(seed, evidence):
     rewards, _, _, terminated, truncated = random_episodes(seed)
-    close(rewards_to_go(rewards, terminated, truncated, 0.9), explicit_sum(rewards, terminated | truncated, 0.9), 1e-12)
+    found = rewards_to_go(rewards, terminated, truncated, 0.9)
+    right = explicit_sum(rewards, terminated | truncated, 0.9)
+    evidence("Sutton and Barto 2018, eq. 3.8", rewards_to_go, "double loop over Σ γ^l r_{t+l}", found, right, 1e-12)
 
 
-def test_rewards_to_go_by_hand():
+def test_rewards_to_go_by_hand(evidence):
     # 1 + 0.5·(2 + 0.5·3) = 2.75; the episode ends after the third step by one flag, after the fourth by the other
     found = rewards_to_go(tensor([1, 2, 3, 4, 5]), flags([0, 0, 1, 0, 0]), flags([0, 0, 0, 1, 0]), 0.5)
-    close(found, tensor([2.75, 3.5, 3, 4, 5]), 0)
+    right = tensor([2.75, 3.5, 3, 4, 5])
+    evidence("Sutton and Barto 2018, eq. 3.8", rewards_to_go, "five rewards by hand", found, right, 0)
 
 
-def test_the_two_ends_of_lambda():
+def test_the_two_ends_of_lambda(evidence):
     rewards, values, next_values, terminated, truncated = random_episodes(9)
     temporal = rewards + 0.9 * next_values * ~terminated - values
-    close(gae(rewards, values, next_values, terminated, truncated, 0.9, 0.0)[0], temporal, 1e-12)
+    found = gae(rewards, values, next_values, terminated, truncated, 0.9, 0.0)[0]
+    evidence("Schulman et al. 2016, eq. 17 (λ = 0)", gae, "TD errors", found, temporal, 1e-12)
     # λ = 1 with consistent values: return of the episode, plus the discounted value where it was cut, minus V
     next_values = torch.cat([values[:, 1:], next_values[:, -1:]], 1)
     no_end = torch.zeros_like(terminated)
     bootstrapped = rewards.clone()
     bootstrapped[:, -1] += 0.9 * next_values[:, -1]
     returns = gae(rewards, values, next_values, no_end, no_end, 0.9, 1.0)[1]
-    close(returns, rewards_to_go(bootstrapped, no_end, no_end, 0.9), 1e-12)
+    right = rewards_to_go(bootstrapped, no_end, no_end, 0.9)
+    evidence("Schulman et al. 2016, eq. 18 (λ = 1)", gae, "`rewards_to_go` with a bootstrap", returns, right, 1e-12)
 
 
 @pytest.mark.parametrize("name", ["values", "next_values", "terminated", "truncated"])
@@ -118,11 +127,13 @@ def test_rewards_to_go_refuses_a_shape_that_would_broadcast(name):
 # ---- the rewards of a completion
 
 
-def test_the_score_lands_on_the_end_token_not_on_padding():
+def test_the_score_lands_on_the_end_token_not_on_padding(evidence):
     # [t0, t1, END, PAD, PAD], score 1, β 0.1; the padding's log-probs are whatever they are
     logprobs, mask = tensor([0.2, -0.1, 0.3, 9.0, NAN]), torch.tensor([[1, 1, 1, 0, 0]])
     rewards = token_rewards(tensor([1])[0], logprobs, torch.zeros(1, 5, dtype=torch.float64), mask, 0.1)
-    close(rewards, tensor([-0.02, 0.01, 0.97, 0, 0]), 1e-15)
+    right = tensor([-0.02, 0.01, 0.97, 0, 0])
+    paper = "Ziegler et al. 2019, eq. 2; Ouyang et al. 2022, eq. 2"
+    evidence(paper, token_rewards, "five tokens by hand", rewards, right, 1e-15)
     zeros = torch.zeros(1, 5, dtype=torch.float64)
     advantages, _ = gae(rewards, zeros, zeros, flags([0, 0, 1, 0, 0]), flags([0] * 5), 1.0, 0.95)
     close(advantages, tensor([0.864925, 0.9315, 0.97, 0, 0]))
@@ -155,9 +166,10 @@ def test_token_rewards_refuses_shapes_that_do_not_fit():
 # ---- explained variance
 
 
-def test_explained_variance_by_hand():
+def test_explained_variance_by_hand(evidence):
     # errors (0, 0, 1, 1): variance 0.25; returns (0, 1, 2, 3): variance 1.25
-    assert abs(explained_variance(tensor([0, 1, 1, 2]), tensor([0, 1, 2, 3])) - 0.8) < 1e-15
+    found = explained_variance(tensor([0, 1, 1, 2]), tensor([0, 1, 2, 3]))
+    evidence("definition", explained_variance, "four values by hand", found, 0.8, 1e-15)
     assert explained_variance(tensor([1, 2, 3]), tensor([1, 2, 3])) == 1
     assert explained_variance(tensor([2, 2, 2]), tensor([1, 2, 3])) == 0
     assert abs(explained_variance(tensor([3, 2, 1]), tensor([1, 2, 3])) + 3) < 1e-15  # worse than the mean
