@@ -95,6 +95,7 @@ def page_of(path, body):
 
 def plain(text):
     """HTML without its tags."""
+    text = re.sub(r'<a class="anchor-link".*?</a>', "", text)
     return html.unescape(re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", text))).strip()
 
 
