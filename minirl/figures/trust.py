@@ -70,6 +70,6 @@ def line_search(shares, kls, gains, delta):
     left.set(xscale="log", yscale="log", ylabel="KL(old‖new), nats per action")
     left.set_xticks(ticks := [1.0, 0.5, 0.2, 0.1], [f"{tick:g}" for tick in ticks])
     left.minorticks_off()
-    right.set_ylabel("gain of the surrogate (units of advantage)")
+    right.set_ylabel("gain of the surrogate")
     left.legend(frameon=False, fontsize=9)
     return figure
