@@ -165,7 +165,7 @@ def windows(records, batch_size, accumulate, generator):
 
 def fit(
     algorithm, records, steps, batch_size=64, tracker=None, accumulate=1, seed=0,
-    evaluate=None, evaluate_every=0, stop=None, save=None, start=0,
+    evaluate=None, evaluate_every=0, stop=None, save=None, start=0, warmup_steps=0,
 ):  # fmt: skip
     """Let an algorithm learn from records.
 
@@ -178,6 +178,7 @@ def fit(
         seed: of the order of the records.
         tracker, evaluate, evaluate_every, save, start: as in `train`.
         stop: called with the row of an evaluation; True ends the training there.
+        warmup_steps: first steps, over which the learning rate rises in a straight line to what it would be without.
     Returns:
         history: a list of dicts, one a step.
     Raises:
@@ -188,7 +189,8 @@ def fit(
     with interruptible() as pressed:
         for step, parts in enumerate(islice(order, start, steps), start + 1):
             good = copy.deepcopy(algorithm.state_dict())
-            anneal(algorithm.optimizer, config.lr, (step - 1) / steps, config.lr_decay)
+            risen = min(1.0, step / warmup_steps) if warmup_steps else 1.0
+            anneal(algorithm.optimizer, config.lr * risen, (step - 1) / steps, config.lr_decay)
             losses = (algorithm.loss(part) for part in parts)
             row = to_floats(descend(algorithm.optimizer, losses, config.max_grad_norm))
             stop_if_diverged(step, row, algorithm, good, save)

@@ -145,6 +145,14 @@ def test_fit_goes_through_the_records_and_the_schedule():
     assert "grad_norm" in history[0]
 
 
+@pytest.mark.parametrize("start", [0, 1])
+def test_the_step_size_rises_first(start):
+    algorithm = Pull(Plain(lr=0.6))
+    fit(algorithm, Numbers(range(5)), steps=6, batch_size=1, start=start, warmup_steps=3)
+    # 0.6 · min(1, step/3) · (1 − (step − 1)/6) for step = 1 ... 6
+    assert algorithm.rates == pytest.approx([0.2, 1 / 3, 0.4, 0.3, 0.2, 0.1][start:], abs=1e-15)
+
+
 def test_accumulating_changes_nothing():
     whole, parts = Pull(), Pull()
     first = fit(whole, Numbers(range(6)), steps=3, batch_size=6)

@@ -61,6 +61,8 @@ class Pretrain(Machine):
     """The optimiser."""
     steps: Count = 2080
     """Optimiser steps."""
+    warmup_steps: Whole = 100
+    """Steps over which the step size rises from 0 (GPT-3: 375 million tokens); without them some seeds learn slowly."""
     batch_size: Count = 64
     """Texts in each."""
     evaluate_every: Whole = 400
@@ -106,6 +108,8 @@ class Finetune(Machine):
     """Stop once greedy held-out accuracy reaches this; None to never stop."""
     steps: Count = 500
     """Most optimiser steps."""
+    warmup_steps: Whole = 0
+    """Steps over which the step size rises from 0."""
     batch_size: Count = 64
     """Texts in each."""
     demonstrations: Count = 10_000
@@ -218,7 +222,7 @@ def imitate(settings, gpt, tokenizer, task, kinds, device, stop_at=None):
             SFT(policy, settings.sft), records, settings.steps, settings.batch_size, tracker, seed=settings.seed,
             evaluate=evaluate, evaluate_every=settings.evaluate_every,
             stop=None if stop_at is None else lambda row: row["eval_accuracy_greedy"] >= stop_at,
-            save=lambda step: save_model(settings.out, gpt, tokenizer),
+            save=lambda step: save_model(settings.out, gpt, tokenizer), warmup_steps=settings.warmup_steps,
         )  # fmt: skip
     seconds = time.perf_counter() - began
     write_samples(settings.out, before=samples, after=latest["samples"])
