@@ -27,11 +27,11 @@ COMPARE_PANELS = ("steps_per_second", "explained_variance", "value_loss", "episo
 LABELS = {"step": "updates", "env_steps": "environment steps", "episode_length": "episode length (steps)"}
 
 
-def colour_of(label):
-    """The colour of the algorithm that a label begins with ("PPO", "ppo, seed 3", "PPO-KL"); a spare if none fits."""
+def colour_of(label, spares=SPARES):
+    """The colour of the algorithm that a label begins with ("PPO", "ppo, seed 3", "PPO-KL"); or a spare."""
     plain = label.lower().replace("-", "_").replace(" ", "_")
     known = max((name for name in COLOURS if plain.startswith(name)), key=len, default=None)
-    return COLOURS[known] if known else SPARES[sum(plain.split("_")[0].encode()) % len(SPARES)]
+    return COLOURS[known] if known else spares and spares[sum(plain.split("_")[0].encode()) % len(spares)]
 
 
 def read_metrics(path):

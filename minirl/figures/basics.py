@@ -4,7 +4,7 @@ import math
 
 from matplotlib.figure import Figure
 
-from minirl.plotting import COLOURS, dress
+from minirl.plotting import COLOURS, colour_of, dress
 
 
 def completion_tree(before, after, rewards, names):
@@ -29,9 +29,9 @@ def completion_tree(before, after, rewards, names):
                 place, share = (2.0, size * i + j + 0.5), float(table[i][j])
                 axis.plot((1, 2), (middle[1], place[1]), color="#777777", linewidth=0.3 + 9 * share, zorder=1)
                 good = float(rewards[i][j])
-                axis.scatter(*place, s=60 + 900 * share, color=COLOURS["reinforce"] if good > 0 else "#DDDDDD",
+                axis.scatter(*place, s=60 + 500 * share, color=COLOURS["reinforce"] if good > 0 else "#DDDDDD",
                              alpha=0.3 + 0.7 * good if good > 0 else 1.0, edgecolor="#555555", zorder=2)  # fmt: skip
-                axis.text(2.18, place[1], f"{names[i]} {names[j]}   p = {share:.3f}   R = {good:g}", va="center",
+                axis.text(2.26, place[1], f"{names[i]} {names[j]}   p = {share:.3f}   R = {good:g}", va="center",
                           fontsize=8)  # fmt: skip
         axis.set(xlim=(-0.1, 3.4), ylim=(0, size * size))
     return figure
@@ -85,7 +85,7 @@ def token_row(tokens, states, mask, rewards, title=""):
 
 
 def curves(series, xlabel, ylabel, styles=None, size=(6, 3.2)):
-    """Lines with a legend.
+    """Lines with a legend; those whose label begins with an algorithm have its colour.
 
     Args:
         series: dict label -> (x, y), or just y.
@@ -97,7 +97,8 @@ def curves(series, xlabel, ylabel, styles=None, size=(6, 3.2)):
     axis = figure.subplots()
     for index, (label, line) in enumerate(series.items()):
         x, y = line if isinstance(line, tuple) else (range(len(line)), line)
-        style = {"linestyle": ("-", "--", ":", "-.")[index % 4]} | (styles or {}).get(label, {})
+        style = {"linestyle": ("-", "--", ":", "-.")[index % 4], "color": colour_of(label, spares=None)}
+        style |= (styles or {}).get(label, {})
         axis.plot(x, y, label=label, **style)
     dress(axis, "", "")
     axis.set(xlabel=xlabel, ylabel=ylabel)

@@ -99,24 +99,22 @@ def coloured_tokens(rows, tokens):
 
 
 def pinned_curve(steps, values, pins, ylabel):
-    """A curve with completions pinned to it.
+    """A curve with numbered points, and what was written there in lines below it.
 
     Args:
         steps, values: (N,) arrays.
-        pins: list of (step, text); each is written beside the curve at that step.
+        pins: list of (step, text).
         ylabel: of the values.
     """
-    figure = Figure(figsize=(9, 4), layout="constrained")
-    axis = figure.subplots()
+    figure = Figure(figsize=(9, 3.4 + 0.3 * len(pins)), layout="constrained")
+    axis, below = figure.subplots(2, height_ratios=(3.4, 0.3 * len(pins)))
     axis.plot(steps, values, color=colour_of("grpo"), linewidth=2)
-    low, high = min(values), max(values)
-    for index, (step, text) in enumerate(pins):
+    below.set_axis_off()
+    for number, (step, text) in enumerate(pins, 1):
         height = values[int(np.argmin(np.abs(np.asarray(steps) - step)))]
-        place = low - (0.25 + 0.22 * (index % 3)) * (high - low + 1e-9)  # texts below the curve, in three heights
-        axis.plot([step], [height], "o", color="black", markersize=5)
-        axis.annotate(text, (step, height), (step, place), fontsize=8, ha="left" if index < len(pins) - 1 else "right",
-                      arrowprops={"arrowstyle": "-", "color": "#777777", "linewidth": 0.7})  # fmt: skip
+        axis.plot([step], [height], "o", color="white", markeredgecolor="black", markersize=13, clip_on=False)
+        axis.text(step, height, str(number), ha="center", va="center", fontsize=8)
+        below.text(0, 1 - (number - 0.5) / len(pins), f"{number}   update {step}:  {text}", va="center", fontsize=9)
     dress(axis, "", "")
-    span = high - low + 1e-9
-    axis.set(xlabel="updates", ylabel=ylabel, ylim=(low - 0.85 * span, high + 0.08 * span))
+    axis.set(xlabel="updates", ylabel=ylabel)
     return figure

@@ -27,7 +27,7 @@ def test_a_trees_branches_are_as_thick_as_they_are_likely(tree):
 
 def test_a_trees_leaves_are_as_large_as_they_are_likely_and_grey_without_a_reward(tree):
     for axis, table in zip(tree.axes, (BEFORE, AFTER), strict=True):
-        assert [leaf.get_sizes()[0] for leaf in axis.collections] == pytest.approx(list(60 + 900 * table.flatten()))
+        assert [leaf.get_sizes()[0] for leaf in axis.collections] == pytest.approx(list(60 + 500 * table.flatten()))
         colours = [rgb(leaf) for leaf in axis.collections]
         assert colours[1] == colours[3] != colours[0] == colours[2]
         faint, full = (axis.collections[leaf].get_alpha() for leaf in (1, 3))
@@ -83,3 +83,9 @@ def test_curves_draw_what_they_are_given_in_styles_that_differ_without_colour():
 
 def test_a_single_curve_needs_no_legend():
     assert basics.curves({"J": [0.0, 1.0]}, "updates", "J").axes[0].get_legend() is None
+
+
+def test_a_line_named_after_an_algorithm_has_its_colour():
+    series, styles = {"GRPO on a pole": [1, 2], "loss": [2, 1], "PPO": [0, 1]}, {"PPO": {"color": "red"}}
+    grpo, loss, ppo = basics.curves(series, "x", "y", styles).axes[0].lines
+    assert grpo.get_color() == COLOURS["grpo"] and loss.get_color() not in COLOURS.values() and ppo.get_color() == "red"

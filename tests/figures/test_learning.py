@@ -33,6 +33,7 @@ def test_tokens_are_blue_where_pushed_up_and_red_where_down():
 
 
 def test_pins_sit_on_the_curve():
-    axis = pinned_curve([0, 10, 20], [0.1, 0.5, 0.9], [(10, "half way")], "right").axes[0]
-    assert (axis.lines[1].get_xdata(), axis.lines[1].get_ydata()) == ([10], [0.5])
-    assert axis.texts[0].get_text() == "half way"
+    axis, below = pinned_curve([0, 10, 20], [0.1, 0.5, 0.9], [(10, "half way"), (20, "there")], "right").axes
+    assert [(line.get_xdata(), line.get_ydata()) for line in axis.lines[1:]] == [([10], [0.5]), ([20], [0.9])]
+    assert [text.get_text() for text in axis.texts] == ["1", "2"]
+    assert [text.get_text() for text in below.texts] == ["1   update 10:  half way", "2   update 20:  there"]
