@@ -76,7 +76,8 @@ class Walkers:
         z, angle = qpos[:, 1], qpos[:, 2]
         healthy = (low < z) & (z < high) & (least < angle) & (angle < most)
         paid = np.ones(len(z)) if self._pays_fatal_step else healthy.astype(np.float64)
-        cost = inner._ctrl_cost_weight * np.square(actions).sum(1)  # float32, as in gymnasium
+        squares = np.square(actions).sum(1)  # float32, as in gymnasium; weighted one by one, also as there:
+        cost = np.array([inner._ctrl_cost_weight * each for each in squares])  # numpy 1 makes a float64 of a scalar
         rewards = inner._forward_reward_weight * speed + inner._healthy_reward * paid - cost
         return obs, rewards, ~healthy, self._length[rows] >= self._limit
 
