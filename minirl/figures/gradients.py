@@ -97,7 +97,7 @@ def contours_with_steps(mean, log_std, kl, steps, level):
     return figure
 
 
-def histograms(drawn, xlabel, lines=(), bins=60, log=False):
+def histograms(drawn, xlabel, lines=(), bins=60, log=False, share=False):
     """Histograms side by side, one panel each.
 
     Args:
@@ -106,10 +106,14 @@ def histograms(drawn, xlabel, lines=(), bins=60, log=False):
         lines: where dotted lines stand in every panel.
         bins: of each.
         log: counts on a logarithmic axis.
+        share: the same bins and axes in all panels.
     """
     figure = Figure(figsize=(2.9 * len(drawn), 2.8), layout="constrained")
-    for axis, (label, values) in zip(figure.subplots(1, len(drawn), squeeze=False)[0], drawn.items(), strict=True):
-        axis.hist(np.asarray(values, dtype=float), bins, color=COLOURS["ppo"], alpha=0.8, log=log)
+    drawn = {label: np.asarray(values, dtype=float) for label, values in drawn.items()}
+    edges = np.histogram_bin_edges(np.concatenate(list(drawn.values())), bins) if share else bins
+    axes = figure.subplots(1, len(drawn), squeeze=False, sharex=share, sharey=share)[0]
+    for axis, (label, values) in zip(axes, drawn.items(), strict=True):
+        axis.hist(values, edges, color=COLOURS["ppo"], alpha=0.8, log=log)
         for place in lines:
             axis.axvline(place, color="black", linestyle=":", linewidth=1.2)
         dress(axis, "", "", label)

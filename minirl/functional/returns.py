@@ -40,7 +40,7 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, lam):
         Â_t = δ_t + γ λ [episode goes on after t] Â_{t+1}                Schulman et al. 2016, section 3, eq. 16
 
     λ = 1 gives Â = return − V (most variance; V biases it only where a time limit or the row's end cuts the return),
-    λ = 0 gives Â = δ (least variance, all of V's bias).
+    λ = 0 gives Â = δ (all of V's bias; the least variance where V is right).
 
     Args:
         rewards: (B, T).
