@@ -213,8 +213,9 @@ class Progress:
         write_report(self)
 
     def cells(self):
-        """results.csv for people: (headings, rows of texts)."""
-        return list(COLUMNS.values()), [[shown(name, row[name]) for name in COLUMNS] for row in self.rows]
+        """results.csv for people, but for columns that nothing is in: (headings, rows of texts)."""
+        names = [name for name in COLUMNS if any(row[name] != "" for row in self.rows)]
+        return [COLUMNS[name] for name in names], [[shown(name, row[name]) for name in names] for row in self.rows]
 
     def table(self):
         """The same as lines of plain characters, columns aligned."""
