@@ -142,7 +142,7 @@ class Tour(Settings):
         done = Progress(self)
         pretrain = Pretrain(
             out=self.out / "pretrain", seed=self.seed, device=self.device, quiet=self.quiet,
-            **({"steps": 600} if self.quick else {}),
+            **({"steps": 1000} if self.quick else {}),
         )  # fmt: skip
         done.add("pretrain", pretrain.out, pretrain.run())
         sft = Finetune(
