@@ -69,7 +69,8 @@ def frontier(points):
         axis.plot(kl, wins, "os^Dv<>PX*"[index % 10], color=colour_of(name), label=name, markersize=6, alpha=0.85)
     dress(axis, "", "")
     axis.set_xscale("log")
-    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    for formatter in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        formatter(lambda value, _: f"{value:g}")
     axis.set(xlabel="KL(policy‖SFT), nats per completion", ylabel="share of wins against SFT")
     axis.axhline(0.5, color="#777777", linestyle=":")
     axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
