@@ -30,7 +30,7 @@ class Compare(Settings):
     sb3-ppo, sb3-trpo: Stable-Baselines3's at rl-zoo's settings, which need pip install -e ".[bench]"."""
     preset: Literal["none", "cleanrl-50k", "mujoco-1m"] = "none"
     """cleanrl-50k: Walker2d-v4, 50,000 steps, CleanRL's settings. mujoco-1m: Walker2d-v5, 1,000,000 steps,
-    provisional settings (not searched for yet). none: those of the single commands."""
+    settings from an equal search for both. none: those of the single commands."""
     env: str | None = None
     """Gymnasium id; without a version the newest is taken. None: the preset's, or Walker2d-v5."""
     env_steps: Count | None = None
