@@ -2,6 +2,7 @@
 
     python data/walker2d/tune.py --trials 16 --env-steps 300000        first round, a seed for each setting
     python data/walker2d/tune.py --again 3 --env-steps 300000          the best three of each, on two more seeds
+    python data/walker2d/tune.py --both 10 --env-steps 300000          setting 10 of both, on the same two more seeds
 
 writes a row a run to data/walker2d/trials.csv; what is there already is not run again.
 """
@@ -88,12 +89,14 @@ def read():
     return list(csv.DictReader(FILE.open(encoding="utf-8"))) if FILE.is_file() else []
 
 
-def main(trials: int = 0, again: int = 0, env_steps: int = 300_000, workers: int = 2):
+def main(trials: int = 0, again: int = 0, both: tuple[int, ...] = (), env_steps: int = 300_000, workers: int = 2):
     """Run the search, or run its best again.
 
     Args:
         trials: random settings of each algorithm.
         again: the best settings of each, by the mean over their seeds so far, to run on two more seeds.
+        both: settings by their number, to run on two more seeds with both algorithms. A number stands for the same
+            shared settings (batch, critic, discount, lambda) with both.
         env_steps: of a run.
         workers: processes.
     """
@@ -103,12 +106,12 @@ def main(trials: int = 0, again: int = 0, env_steps: int = 300_000, workers: int
         points = [{name: draw.choice(values) for name, values in (COMMON | own).items()} for _ in range(64)]
         mine = [row for row in done if row["algorithm"] == algorithm and int(row["env_steps"]) > 0.98 * env_steps]
         wanted = [(trial, FIRST_SEED + trial) for trial in range(trials)]
-        if again:
+        if again or both:
             scores = {}
             for row in mine:
                 scores.setdefault(int(row["trial"]), []).append(float(row["final_return"]))
             best = sorted(scores, key=lambda trial: -statistics.fmean(scores[trial]))[:again]
-            wanted = [(trial, FIRST_SEED + 100 * k + trial) for trial in best for k in (1, 2)]
+            wanted = [(trial, FIRST_SEED + 100 * k + trial) for trial in {*best, *both} for k in (1, 2)]
         had = {(int(row["trial"]), int(row["seed"])) for row in mine}
         jobs += [Trial(algorithm, *pair, env_steps, points[pair[0]]) for pair in wanted if pair not in had]
     jobs.sort(key=lambda job: job.trial)  # both algorithms side by side, should it be interrupted

@@ -182,9 +182,7 @@ def learning_and_labels(arms, untrained):
     markers = "osD^v"
     for seed in range(table.shape[1]):
         axis.plot(range(len(stages)), table[:, seed], ":", color=HEALTHY, linewidth=1)
-        axis.plot(range(len(stages)), table[:, seed], markers[seed % len(markers)], color=colour_of("trpo"),
-                  label=f"seed {seed + 1}")  # fmt: skip
+        axis.plot(range(len(stages)), table[:, seed], markers[seed % len(markers)], color=colour_of("trpo"))
     dress(axis, "", "return of an episode")
     axis.set_xticks(range(len(stages)), list(stages))
-    axis.legend(frameon=False)
     return figure

@@ -1,11 +1,17 @@
 """Presets, and settings changed by words."""
 
+import ast
+import importlib.util
+import statistics
+from pathlib import Path
+
 import pytest
 
 from minirl.experiments.compare import Compare
 from minirl.experiments.presets import PRESETS, apply_changes, entry_of
 
 ENTRIES = {name: entry_of(name) for name in ("ppo", "trpo")}
+DATA = Path(__file__).resolve().parents[2] / "data"
 
 
 def test_a_word_changes_one_algorithm_or_all_that_have_the_setting():
@@ -51,7 +57,7 @@ def test_cleanrls_numbers():
 
 def test_what_is_given_wins_over_the_preset():
     jobs = Compare(preset="mujoco-1m", env="Pendulum-v1", env_steps=5_000, eval_every=0, set=("ppo.clip=0.3",)).jobs()
-    assert {job.env_id for job in jobs} == {"Pendulum-v1"} and jobs[0].size == 6144
+    assert {job.env_id for job in jobs} == {"Pendulum-v1"} and jobs[0].size == 5120
     assert jobs[0].settings.eval_every is None
     assert {job.config.clip for job in jobs if job.algorithm == "ppo"} == {0.3} and jobs[0].variant == "ppo.clip=0.3"
 
@@ -75,3 +81,21 @@ def test_whole_episodes_end_by_steps(tmp_path):
         last = int(rows[-1].split(",")[0])
         assert 1_500 <= last < 1_500 + 16 * 500  # ends with the batch of episodes that passes the limit
         assert int(rows[-2].split(",")[0]) < 1_500
+
+
+def test_a_million_steps_use_the_best_settings_that_both_share():
+    specification = importlib.util.spec_from_file_location("tune", DATA / "walker2d" / "tune.py")
+    tune = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(tune)
+    rows, means, found = tune.read(), {}, {}
+    for row in rows:
+        means.setdefault((row["algorithm"], row["trial"]), []).append(float(row["final_return"]))
+        found[row["algorithm"], row["trial"]] = row
+    sums = {trial: sum(statistics.fmean(means[name, trial]) for name in ("ppo", "trpo"))
+            for name, trial in means if name == "ppo" and all(len(means[a, trial]) == 3 for a in ("ppo", "trpo"))}
+    best = max(sums, key=sums.get)
+    for name, (config, world) in PRESETS["mujoco-1m"].algorithms.items():
+        row = found[name, best]
+        numbers = {key: ast.literal_eval(value) for key, value in row.items() if value and key != "algorithm"}
+        assert config == tune.config_of(name, numbers) and world.num_envs * world.steps == numbers["batch"]
+    assert {int(row["seed"]) for row in rows} & set(range(1, 1000)) == set()  # no seed that a result uses
