@@ -38,7 +38,8 @@ class Compare(Settings):
     seeds: str = "1-5"
     """A range (1-5), a list (1,3,7), or both (1-3,10)."""
     set: tuple[str, ...] = ()
-    """Other settings: ppo.clip=0.1 of one algorithm, num-envs=8 of all that have it; several with blanks between."""
+    """Other settings: ppo.clip=0.1 of one algorithm, num-envs=8 of all that have it; several with blanks between.
+    init=RUN starts from the policy of that run, which walks already."""
     eval_every: Whole | None = None
     """Steps between evaluations; 0 for one before and one after training. None: the preset's, or 0."""
     eval_episodes: Count = 10

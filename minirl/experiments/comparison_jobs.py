@@ -85,7 +85,9 @@ class Job:
                       **{name: here[name] for name in VERSIONS}}  # fmt: skip
             found = json.loads(path.read_text(encoding="utf-8"))
             found = found["settings"] | found["settings"]["run"] | found["machine"]
-            wrong = [name for name, value in json.loads(json.dumps(wanted)).items() if found.get(name) != value]
+            found["world"] = asdict(ControlSettings()) | found["world"]  # what an older run lacks, it had as default
+            wanted = json.loads(json.dumps(wanted, default=str))
+            wrong = [name for name, value in wanted.items() if found.get(name) != value]
             if wrong:
                 raise ValueError(f"{self.settings.out} holds a run with another {', '.join(wrong)}; "
                                  "give another --out, or leave out --resume to replace it")

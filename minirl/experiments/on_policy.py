@@ -29,7 +29,11 @@ def build(algorithm, config, policy, make_critic):
 
 
 def control_setup(env_id, settings, seed, device, gamma):
-    """(world, policy, make_critic): a ControlWorld, and fresh networks that fit its observations and actions."""
+    """(world, policy, make_critic): a ControlWorld, and networks that fit its observations and actions.
+
+    Raises:
+        ValueError, FileNotFoundError: if settings.init holds no policy that fits.
+    """
     from minirl.worlds.control import ControlWorld  # the text commands need no simulator
 
     world = ControlWorld(
@@ -40,7 +44,22 @@ def control_setup(env_id, settings, seed, device, gamma):
     normalizer = ObservationNormalizer((world.obs_dim,)) if settings.normalize_observations else None
     kind = CategoricalPolicy if world.discrete else GaussianPolicy
     policy = kind(world.obs_dim, world.action_dim, settings.hidden, normalizer).to(device)
+    if settings.init is not None:
+        take_policy(policy, settings.init, world.env_id, device)
     return world, policy, lambda: ValueNetwork(world.obs_dim, settings.hidden, policy.normalizer).to(device)
+
+
+def take_policy(policy, folder, env_id, device):
+    """Give a policy the weights of the control run in a folder, with its normaliser; ValueError if they do not fit."""
+    state = load_checkpoint(folder, device)
+    made_for = state.get("world", {}).get("settings", {}).get("env_id")
+    if made_for != env_id:
+        raise ValueError(f"{folder}, given as init, is no run in {env_id} but in {made_for or 'another world'}")
+    try:
+        policy.load_state_dict(state["algorithm"]["policy"])
+    except RuntimeError as error:
+        wrong = " ".join(str(error).split())
+        raise ValueError(f"{folder}, given as init, has another policy than these settings make ({wrong})") from None
 
 
 def number_of_updates(entry, task, world_settings, settings):

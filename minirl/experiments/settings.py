@@ -116,6 +116,8 @@ class ReviewsSettings(TextSettings):
 class ControlSettings(Settings):
     """How an environment is stepped."""
 
+    init: Path | None = None
+    """Run in the same environment whose policy and normaliser to start from; the critic starts anew."""
     num_envs: Count = 4
     """Environments stepped side by side."""
     steps: Count = 250

@@ -74,7 +74,8 @@ def load_walker(folder, device="cpu"):
         raise ValueError(f"{folder} holds no run in an environment; its config.json says task {env_id}")
     world_settings = ControlSettings(**settings["world"] | {"hidden": tuple(settings["world"]["hidden"])})
     with torch.random.fork_rng([]):  # the fresh weights, soon replaced, come from the global generator
-        world, policy, _ = control_setup(env_id, replace(world_settings, num_envs=1, group_size=1), 0, device, 0.99)
+        world_settings = replace(world_settings, num_envs=1, group_size=1, init=None)
+        world, policy, _ = control_setup(env_id, world_settings, 0, device, 0.99)
     world.close()
     policy.load_state_dict(state["algorithm"]["policy"])
     return policy, env_id

@@ -195,6 +195,19 @@ def test_resume_refuses_runs_with_other_settings(first, tmp_path, monkeypatch, c
     assert (settings.out / "config.json").read_bytes() == before
 
 
+def test_resume_takes_a_setting_that_an_older_run_did_not_have_for_its_default(first, tmp_path, monkeypatch):
+    settings = replace(first[0], out=tmp_path / "copy", resume=True, quiet=True)
+    shutil.copytree(first[0].out, settings.out)
+    path = settings.out / "ppo" / "seed-1" / "config.json"
+    record = json.loads(path.read_text(encoding="utf-8"))
+    del record["settings"]["world"]["init"]
+    path.write_text(json.dumps(record), encoding="utf-8")
+    monkeypatch.setattr(compare, "run_jobs", lambda *_: {})
+    settings.run()
+    with pytest.raises(ValueError, match="another world; give another --out"):
+        replace(settings, set=("ppo.init=elsewhere",)).run()
+
+
 def test_without_resume_a_comparison_starts_afresh(first, tmp_path, monkeypatch):
     settings = replace(first[0], out=tmp_path / "copy")
     shutil.copytree(first[0].out, settings.out)

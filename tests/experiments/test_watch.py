@@ -67,6 +67,31 @@ def test_another_kind_of_run_is_refused_in_one_line(trained, tmp_path):
         load_walker(tmp_path)
 
 
+def test_a_run_starts_from_the_policy_of_another(trained, tmp_path):
+    run, folder = trained
+    settings = RunSettings(tmp_path, updates=1, evaluate_episodes=1, quiet=True)
+    entry = ALGORITHMS["grpo"]
+    world = replace(entry.control_world, num_envs=2, group_size=2, hidden=(8, 4), init=folder)
+    after = Run("grpo", "Walker2d-v5", entry.control, world, settings).start()
+    assert after["before"]["eval_return"] == run.evaluate(2)["eval_return"]  # the same walker, from the same states
+    fresh = Run("grpo", "Walker2d-v5", entry.control, replace(world, init=None), settings)
+    assert fresh.evaluate(0)["eval_return"] != after["before"]["eval_return"]
+    policy, _ = load_walker(tmp_path)
+    assert int(policy.normalizer.count) >= int(run.policy.normalizer.count) > 0  # it goes on from what was seen
+
+
+@pytest.mark.parametrize("env_id, hidden, reason", [
+    ("Hopper-v5", (8, 4), "is no run in Hopper-v5 but in Walker2d-v5"),
+    ("Walker2d-v5", (8, 5), "has another policy than these settings make .*size mismatch"),
+])  # fmt: skip
+def test_a_policy_that_does_not_fit_is_refused_before_anything_is_written(trained, tmp_path, env_id, hidden, reason):
+    entry = ALGORITHMS["reinforce"]
+    world = replace(entry.control_world, hidden=hidden, init=trained[1])
+    with pytest.raises(ValueError, match=reason):
+        Run("reinforce", env_id, entry.control, world, RunSettings(tmp_path, updates=1, quiet=True))
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_film_has_as_many_moving_pictures_as_seconds_need(tmp_path, capsys):
     imageio = pytest.importorskip("imageio.v3")
     policy, path = random_walker(), tmp_path / "new" / "walker.gif"
