@@ -43,6 +43,17 @@ def test_check_raises_when_strict(strict):
             lesson.check("deviation", wrong, 1.0)
 
 
+@pytest.mark.parametrize("right, answer", [(math.log(512), 6.24), (2 / 3, 0.6667), ([0.5, 1 / 3], [0.5, 0.3333])])
+def test_an_answer_may_be_rounded(right, answer):
+    assert lesson.check("rounded", answer, right)
+    assert not lesson.check("rounded", torch.as_tensor(answer) * 1.002, right)
+
+
+def test_a_slip_that_gives_the_right_value_is_a_fault_of_the_notebook(strict):
+    with pytest.raises(AssertionError, match="cannot be told from the right answer: doubled"):
+        lesson.check("zero", 0.0, 0.0, {"doubled": 0.0})
+
+
 def test_reveal_shows_both(capsys):
     lesson.reveal(None, [0.5, 0.25], "because")
     lesson.reveal(1, torch.tensor(0.123456), "so")
