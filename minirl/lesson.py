@@ -52,8 +52,9 @@ def model(name="sft"):
     """One of the committed models, ready to act.
 
     Args:
-        name: `pretrain` has read sums and reviews, good and bad; `sft` was fine-tuned on a few right sums, and
-            `sft-reviews` on good reviews; `thinker` has read sums of four terms, some of them thought through.
+        name: `pretrain` has read sums and reviews, good and bad; `sft` was fine-tuned on right sums and
+            stopped early, and `sft-reviews` on good reviews; `thinker` has read sums of four terms, some of them
+            thought through.
     Returns:
         (policy, reference, tokenizer): a TokenPolicy to train, and a frozen copy of it as it is now.
     Raises:

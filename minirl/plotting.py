@@ -110,8 +110,7 @@ def dress(axis, x, y, title=""):
     """The look of every panel: no box, a light grid, the columns' names in words, thousands with a k."""
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(True, color="#DDDDDD", linewidth=0.6)
-    axis.set_axisbelow(True)
-    axis.set(xlabel=LABELS.get(x, x.replace("_", " ")), ylabel=LABELS.get(y, y.replace("_", " ")))
+    axis.set(axisbelow=True, xlabel=LABELS.get(x, x.replace("_", " ")), ylabel=LABELS.get(y, y.replace("_", " ")))
     axis.set_title(title, loc="left", fontsize=11)
     axis.xaxis.set_major_formatter(FuncFormatter(_thousands))
 

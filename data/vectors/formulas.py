@@ -322,7 +322,7 @@ def explained_variance(values, returns, mask=None):
 
 
 @vectors(
-    "minirl.algorithms.sft", "Ouyang et al. 2022, section 3.1",
+    "minirl.algorithms.sft", "Ouyang et al. 2022, section 3.5",
     conventions="one mean over all tokens, not a mean of row means",
 )
 def sft_loss(logits, actions, mask):
@@ -341,7 +341,7 @@ def sft_loss(logits, actions, mask):
 
 
 @vectors(
-    "minirl.algorithms.sft", "Ouyang et al. 2022, section 3.1",
+    "minirl.algorithms.sft", "Ouyang et al. 2022, section 3.5",
     conventions="one mean over all tokens, not a mean of row means",
 )
 def likelihood_loss(logprobs, mask):

@@ -1,6 +1,6 @@
 """Supervised fine-tuning: raise the likelihood of given completions.
 
-    L(θ) = −Σ_i Σ_t log π_θ(y_it | x_i, y_i,<t) / Σ_i |y_i|         InstructGPT (Ouyang et al. 2022), section 3.1
+    L(θ) = −Σ_i Σ_t log π_θ(y_it | x_i, y_i,<t) / Σ_i |y_i|         InstructGPT (Ouyang et al. 2022), section 3.5
 
 one mean over all completion tokens of the batch, not a mean of row means. The prompt is not a target; the end token
 is, or the model never learns to stop. With reward 1 on every demonstration it is REINFORCE on somebody else's actions.
@@ -32,7 +32,7 @@ class SFTConfig(Settings):
 def likelihood_loss(logprobs, mask):
     """Negative log-likelihood of the completion tokens, one mean over all of them.
 
-        L = −mean_mask( log π_θ(a | s) )                                InstructGPT (Ouyang et al. 2022), section 3.1
+        L = −mean_mask( log π_θ(a | s) )                                InstructGPT (Ouyang et al. 2022), section 3.5
 
     Args:
         logprobs: (B, T) log π_θ of the tokens, nats; carries the gradient.

@@ -37,7 +37,7 @@ def test_loss_and_gradient_agree_with_torchs_cross_entropy(evidence):
     loss, stats = sft_loss(logits, actions, mask)
     reference = F.cross_entropy(logits.flatten(0, 1), actions.masked_fill(mask == 0, -100).flatten())
     gradients = [torch.autograd.grad(value, logits)[0] for value in (loss, reference)]
-    paper, torchs = "Ouyang et al. 2022, section 3.1", "`torch.nn.functional.cross_entropy`"
+    paper, torchs = "Ouyang et al. 2022, section 3.5", "`torch.nn.functional.cross_entropy`"
     evidence(paper, sft_loss, torchs, loss, reference, 1e-14)
     evidence(paper, sft_loss, f"gradient of {torchs}", *gradients, 1e-14)
     assert stats["count"] == 7 and not stats["loss"].requires_grad and stats["loss"] == loss
@@ -51,7 +51,7 @@ def test_the_likelihood_alone_is_one_mean_over_all_tokens(evidence):
     mask = torch.tensor([[1, 1, 0, 0, 0, 0], [1] * 6])
     loss, stats = likelihood_loss(logprobs, mask)
     loss.backward()
-    evidence("Ouyang et al. 2022, section 3.1", likelihood_loss, "eight tokens by hand", loss, 0.875, 0)
+    evidence("Ouyang et al. 2022, section 3.5", likelihood_loss, "eight tokens by hand", loss, 0.875, 0)
     assert stats["loss"] == 0.875 and stats["count"] == 8 and not stats["loss"].requires_grad
     assert torch.equal(logprobs.grad, -mask.double() / 8)
     with pytest.raises(ValueError, match="mask"):
