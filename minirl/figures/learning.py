@@ -2,12 +2,15 @@
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.stats import binomtest
 
 from minirl.plotting import colour_of, dress
 
 
 def sigmoid_with_choices(difference, chosen, xlabel, ylabel, bins=9):
     """Share of choices for the first of two, in bins of a score difference, on the logistic curve.
+
+    The bars are Wilson's 95 % intervals, which stay inside 0 to 1 and keep a width where all choices agree.
 
     Args:
         difference: (N,) score of the first minus score of the second.
@@ -20,12 +23,14 @@ def sigmoid_with_choices(difference, chosen, xlabel, ylabel, bins=9):
     parts = [part for part in np.array_split(order, bins) if len(part)]
     at = np.array([difference[part].mean() for part in parts])
     share = np.array([chosen[part].mean() for part in parts])
-    error = np.array([1.96 * np.sqrt(max(s * (1 - s), 1e-9) / len(part)) for s, part in zip(share, parts, strict=True)])
+    tests = (binomtest(int(chosen[part].sum()), len(part)) for part in parts)
+    low, high = np.transpose([test.proportion_ci(method="wilson") for test in tests])
     figure = Figure(figsize=(5.5, 3.4), layout="constrained")
     axis = figure.subplots()
     grid = np.linspace(difference.min(), difference.max(), 200)
     axis.plot(grid, 1 / (1 + np.exp(-grid)), color="black", linewidth=1, label="σ(Δs)")
-    axis.errorbar(at, share, error, fmt="o", color=colour_of("reward"), label=f"choices, {bins} bins, 95 % intervals")
+    axis.errorbar(at, share, (share - low, high - share), fmt="o", color=colour_of("reward"),
+                  label=f"choices, {bins} bins, 95 % intervals")  # fmt: skip
     dress(axis, "", "")
     axis.set(xlabel=xlabel, ylabel=ylabel, ylim=(-0.03, 1.03))
     axis.legend(frameon=False, fontsize=9)

@@ -14,6 +14,14 @@ def test_choices_are_averaged_in_bins_of_equal_size():
     assert np.allclose(curve.get_ydata(), 1 / (1 + np.exp(-curve.get_xdata())))
 
 
+def test_the_bars_of_choices_are_wilsons_intervals():
+    # 0 of 10, 5 of 10, 10 of 10: high = (z²/n)/(1 + z²/n) = 0.277533, 1/2 ± 0.263407, and the mirror image of the first
+    chosen = np.repeat([False, True], 15)
+    axis = sigmoid_with_choices(np.arange(30.0), chosen, "x", "y", bins=3).axes[0]
+    bars = [segment[:, 1] for segment in axis.containers[0].lines[2][0].get_segments()]
+    assert np.allclose(bars, [[0, 0.277533], [0.236593, 0.763407], [0.722467, 1]], atol=1e-6)
+
+
 def test_learned_and_true_scores_stand_side_by_side():
     learned, true = over_optimisation({"PPO": ([0, 1], [0.0, 2.0], [0.0, -1.0])}, ([0.5], [1.0], [0.7])).axes
     assert [list(line.get_ydata()) for line in learned.lines] == [[0.0, 2.0], [1.0]]
