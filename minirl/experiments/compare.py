@@ -5,6 +5,7 @@ folder that has it is complete. `report` draws and judges any such folders; comp
 episodes and, for TRPO and PPO, the advantage estimator are the same for all.
 """
 
+import json
 import math
 import os
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from typing import Literal
 from minirl.algorithms.settings import Count, Settings, Whole
 from minirl.experiments.comparison_jobs import PEERS, Job, PeerRun
 from minirl.experiments.parallel import run_jobs
-from minirl.experiments.presets import PRESETS, apply_changes, entry_of
+from minirl.experiments.presets import PRESETS, apply_changes, changes_of, entry_of
 from minirl.experiments.settings import RunSettings
 from minirl.experiments.table import ALGORITHMS
 from minirl.tracking import say, write_config
@@ -41,7 +42,7 @@ class Compare(Settings):
     """Other settings: ppo.clip=0.1 of one algorithm, num-envs=8 of all that have it; several with blanks between.
     init=RUN starts from the policy of that run, which walks already."""
     eval_every: Whole | None = None
-    """Steps between evaluations; 0 for one before and one after training. None: the preset's, or 0."""
+    """Steps between evaluations; 0 for one before and one after training. None: the preset's, or a twentieth of all."""
     eval_episodes: Count = 10
     """Episodes of an evaluation: as many with the mean action, and as many sampled; the same initial states for all."""
     threshold: float | None = None
@@ -49,7 +50,7 @@ class Compare(Settings):
     workers: Whole = 0
     """Runs side by side, each a process with one thread; 0 for one per core."""
     out: Path = Path("runs/compare")
-    """Folder for the runs and the report; an earlier comparison there is replaced."""
+    """Folder for the runs and the report; an earlier comparison there is replaced, another kind of run is not."""
     backend: Literal["auto", "gymnasium"] = "auto"
     """auto steps Walker2d-v4 and -v5 without gymnasium's overhead, equal to it to the bit; gymnasium never does."""
     compile: bool = False
@@ -76,11 +77,12 @@ class Compare(Settings):
         jobs = self.jobs()
         if self.dry_run:
             return expect(jobs, self.workers), {}
-        for job in jobs:
-            if self.resume:
-                job.check_folder()
-            else:
-                job.summary.unlink(missing_ok=True)
+        check_kind(self.out)
+        if not self.resume:
+            for summary in self.out.glob("*/seed-*/summary.json"):
+                summary.unlink()
+        for job in jobs if self.resume else ():
+            job.check_folder()
         write_config(self.out, {"compare": self, "env_id": jobs[0].env_id, "env_steps": jobs[0].size})
         missing = [job for job in jobs if not job.summary.is_file()]
         failed = run_jobs(missing, self.workers, f"{len(missing)} runs", "step", self.quiet)
@@ -111,7 +113,7 @@ class Compare(Settings):
         env_id, wanted, every = (
             given if given is not None else getattr(preset, name, default)
             for name, given, default in (("env", self.env, "Walker2d-v5"), ("env_steps", self.env_steps, 50_000),
-                                         ("eval_every", self.eval_every, 0))
+                                         ("eval_every", self.eval_every, None))
         )  # fmt: skip
         env = make_env(env_id)
         env.close()
@@ -121,12 +123,13 @@ class Compare(Settings):
         batches = [world.num_envs * world.steps for _, world in entries.values() if not world.whole_episodes]
         unit = math.lcm(*batches)
         total = -(-wanted // unit) * unit
+        every = max(1, total // 20) if every is None else every
         theirs = [
             PeerRun(name, env.spec.id, total, self.out / name / f"seed-{seed}", seed, every, self.eval_episodes)
             for seed in seeds for name in self.algorithms if name in PEERS
         ]  # fmt: skip
         return theirs + [
-            Job(name, env.spec.id, total, config, world, " ".join(self.set), RunSettings(
+            Job(name, env.spec.id, total, config, world, changes_of(name, (config, world), self.set), RunSettings(
                 self.out / name / f"seed-{seed}", env_steps=total, seed=seed, device=device, evaluate_every=0,
                 eval_every=every or None, evaluate_episodes=self.eval_episodes, save_every=200, resume=self.resume,
                 compile=self.compile and name == "ppo", quiet=True,
@@ -144,11 +147,20 @@ def expect(jobs, workers):
             say(f"{job.algorithm:<12}{measured[job.algorithm]:>8,.0f} steps/s here, evaluations included")
         seconds += job.size / measured[job.algorithm]
     workers = min(workers or os.cpu_count() or 1, len(jobs))
-    say(f"{len(jobs)} runs of {jobs[0].size:,} steps on {jobs[0].env_id}, {workers} side by side: about "
-        f"{seconds / workers / 3600:.1f} hours if the cores do not slow each other down")  # fmt: skip
+    minutes = seconds / workers / 60
+    length = f"{minutes / 60:.1f} hours" if minutes >= 90 else f"{minutes:.0f} minutes" if minutes >= 2 else "a minute"
+    say(f"{len(jobs)} runs of {jobs[0].size:,} steps on {jobs[0].env_id}, {workers} side by side: about {length} "
+        "if the cores do not slow each other down")  # fmt: skip
     for job in jobs:
         say(f"  {job.title:<24}{job.summary.parent}")
     return []
+
+
+def check_kind(folder):
+    """ValueError if a folder holds another command's run, which a comparison would spoil."""
+    path = folder / "config.json"
+    if path.is_file() and "compare" not in json.loads(path.read_text(encoding="utf-8")).get("settings", {}):
+        raise ValueError(f"{folder} holds another kind of run; give another --out")
 
 
 def parse_seeds(text):

@@ -23,6 +23,7 @@ from minirl.plotting import (
 )  # fmt: skip
 
 POINTS, STUDIES = 200, (1, 3, 5, 10)
+LINES = ("-", "--", "-.", ":")  # of the variants of one algorithm, which share its colour
 
 
 def one_seed(runs, seed):
@@ -39,12 +40,25 @@ def grid_of(curves):
 
 
 def band(axis, label, curves, line="-"):
-    """A mean over runs with its 95 % t interval as a band; returns the last point of the mean."""
+    """A mean over runs with its 95 % t interval as a band, or two runs as they are; returns the mean's last point."""
     x, values = grid_of(curves)
     intervals = np.array([mean_interval(column) for column in values.T]).T
     axis.plot(x, intervals[0], line, color=colour_of(label), linewidth=2.0, label=label)
-    axis.fill_between(x, intervals[1], intervals[2], color=colour_of(label), alpha=0.2, linewidth=0)
+    if len(values) > 2:
+        axis.fill_between(x, intervals[1], intervals[2], color=colour_of(label), alpha=0.2, linewidth=0)
+    else:  # an interval of two runs is thirteen times as wide as they lie apart
+        axis.plot(x, values.T, line, color=colour_of(label), linewidth=0.6, alpha=0.6)
     return x[-1], intervals[0][-1]
+
+
+def lines_of(runs):
+    """dict label -> line style, another for each variant of an algorithm."""
+    seen, lines = {}, {}
+    for label in runs:
+        algorithm = label.partition(" ")[0]
+        lines[label] = LINES[seen.get(algorithm, 0) % len(LINES)]
+        seen[algorithm] = seen.get(algorithm, 0) + 1
+    return lines
 
 
 def kept(columns, x, y, weight=0.6):
@@ -62,7 +76,7 @@ def all_seeds(runs):
             curves = [kept(run.curves(), "env_steps", name) for run in mine if name in run.curves()]
             curves = [curve for curve in curves if len(curve[0])]
             if curves:
-                band(axis, label, curves)
+                band(axis, label, curves, lines_of(runs)[label])
         log_scale(axis)
         dress(axis, "env_steps", name)
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(runs), frameon=False)
@@ -75,8 +89,8 @@ def evaluations(runs):
     greedy, sampled, final = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     for axis, name, title in ((greedy, "return_greedy", "Evaluation, mean action"),
                               (sampled, "return_sampled", "Evaluation, sampled actions")):  # fmt: skip
-        ends = {label: band(axis, label, [(run.eval["env_steps"], run.eval[name]) for run in mine])
-                for label, mine in runs.items()}  # fmt: skip
+        ends = {label: band(axis, label, [(run.eval["env_steps"], run.eval[name]) for run in mine], line)
+                for (label, mine), line in zip(runs.items(), lines_of(runs).values(), strict=True)}  # fmt: skip
         dress(axis, "env_steps", "return", title)
         label_ends(axis, ends)
     final_points(final, final_returns(runs))
@@ -86,7 +100,7 @@ def evaluations(runs):
 
 def final_returns(runs):
     """dict label -> mean of the last five evaluations with the mean action, a number a run."""
-    return {label: [run.eval["return_greedy"][-5:].mean() for run in mine] for label, mine in runs.items()}
+    return {label: [run.final() for run in mine] for label, mine in runs.items()}
 
 
 def final_points(axis, values):

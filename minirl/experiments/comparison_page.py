@@ -13,10 +13,12 @@ PAGE = Template("""<!doctype html>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>
 $style</style></head><body>
 <h1>$title</h1>
-<p>Declared before the runs: <b>final</b> is the evaluation with the mean action, averaged over the last five
-evaluations; <b>speed</b> is the area under that curve (its mean height), and the steps to a return of $threshold;
-<b>cost</b> is environment steps per second of training. Every run is one point; means with 95 % t intervals over the
-seeds, the interquartile mean with a BCa bootstrap interval. All runs are evaluated from the same initial states.</p>
+<p><b>final</b> is the evaluation with the mean action, averaged over the last $last after training began (five where
+there are as many); <b>speed</b> is the area under that curve (its mean height), and the steps to a return of
+$threshold; <b>cost</b> is environment steps per second of training. Every run is one point; means with 95 % t intervals
+over the seeds, the interquartile mean with a BCa bootstrap interval. All runs are evaluated from the same initial
+states. Mean action and sampled policy can differ much: an untrained walker that acts on average stands still, and is
+paid for every step that it stands.</p>
 <h2>Results</h2>
 <div class="scroll">$table</div>
 $claims
@@ -75,7 +77,9 @@ def write_page(out, found, figures):
     )
     write(out / "report.html", PAGE.substitute(
         title=html.escape(found.title), style=STYLE, threshold=f"{found.threshold:,.0f}", table=as_html(*tables[0]),
-        claims=f"{VERDICTS}\n<div class='scroll'>{as_html(*tables[1])}</div>" if claims else "", figures=pictures,
+        last=min(5, found.rows[0]["evaluations"] - 1),
+        claims=f"{VERDICTS}\n<div class='scroll'>{as_html(*tables[1])}</div>" if claims else found.without_verdict(),
+        figures=pictures,
         command=html.escape(found.command),
     ))  # fmt: skip
 

@@ -1,9 +1,9 @@
 """The command report: what complete runs of a comparison say, as tables, figures and verdicts.
 
 Declared beforehand:  final = greedy evaluation, mean of the last five;  speed = area under the greedy evaluation curve,
-and steps to a threshold;  cost = environment steps per second of training, and seconds to the threshold. Each run is a
-point. Runs of different environment ids, Walker2d-v4 and -v5 say, never come into one table: their physics and rewards
-differ.
+and steps to a threshold;  cost = environment steps per second of training, and seconds to the threshold. The evaluation
+before training belongs to that curve, but is never a final, best or first passing one. Each run is a point. Runs of
+different environment ids, Walker2d-v4 and -v5 say, never come into one table: their physics and rewards differ.
 """
 
 import math
@@ -19,6 +19,7 @@ import minirl
 from minirl.algorithms.settings import Settings
 from minirl.experiments import comparison_figures as figures
 from minirl.experiments.comparison_page import write_page
+from minirl.experiments.overlay import overlays
 from minirl.experiments.run_files import VERSIONS, RunFiles, complete_runs
 from minirl.experiments.statistics import (
     area_under_curve,
@@ -75,9 +76,9 @@ def summarise(run):
     evaluated, steps = run.eval["return_greedy"], run.eval["env_steps"]
     seconds = run.timing["seconds"][-1] - run.timing["evaluation_seconds"][-1]
     return {"label": run.label} | run.summary | {
-        "final_return": float(evaluated[-5:].mean()),
-        "final_return_sampled": float(run.eval["return_sampled"][-5:].mean()),
-        "area_under_curve": area_under_curve(steps, evaluated), "max_evaluation_return": float(evaluated.max()),
+        "final_return": run.final(), "final_return_sampled": run.final("return_sampled"),
+        "area_under_curve": area_under_curve(steps, evaluated),
+        "max_evaluation_return": float(evaluated[steps > 0].max()),
         "evaluations": len(steps), "env_steps_per_second": float(run.timing["env_steps"][-1] / seconds),
         "seconds": float(seconds), "episodes": len(returns), "mean_return_all_episodes": statistics.fmean(returns),
         "max_return": float(returns.max()), "mean_return_last_20": statistics.fmean(returns[-20:]),
@@ -87,7 +88,8 @@ def summarise(run):
 
 def time_to_threshold(run, threshold):
     """steps_to_threshold and seconds_to_threshold (of training) of one RunFiles; nan where it is never reached."""
-    steps = first_passing(run.eval["env_steps"], run.eval["return_greedy"], threshold)
+    trained = run.eval["env_steps"] > 0
+    steps = first_passing(run.eval["env_steps"][trained], run.eval["return_greedy"][trained], threshold)
     training = run.timing["seconds"] - run.timing["evaluation_seconds"]
     at = np.interp(steps, run.timing["env_steps"], training) if math.isfinite(steps) else math.nan
     return {"steps_to_threshold": steps, "seconds_to_threshold": float(at)}
@@ -126,27 +128,15 @@ def report(folders, out, threshold=None, overlay=()):
         groups.setdefault(run.label, []).append(run)
     rows = [summarise(run) for run in runs]
     if threshold is None:
-        threshold = max(mean_interval(values)[0] for values in columns(rows, "final_return").values()) / 2
+        threshold = max(map(statistics.fmean, columns(rows, "final_return").values())) / 2
     rows = [row | time_to_threshold(run, threshold) for row, run in zip(rows, runs, strict=True)]
     write_rows(Path(out) / "summary.csv", [{k: v for k, v in row.items() if k not in TIMED} for row in rows])
     write_rows(Path(out) / "timing.csv", [{name: row[name] for name in ("label", "seed", *TIMED)} for row in rows])
     found = Findings(rows, threshold, [Path(folder).parent.parent for folder in folders])
     write_page(Path(out), found, draw(groups, rows, out, others))
     say(found.text())
+    say(f"with figures and tables: {Path(out) / 'report.html'}")
     return rows
-
-
-def overlays(paths, env_id):
-    """label -> columns of runs of others; ValueError where one is known to be of another environment id."""
-    from minirl.experiments.overlay import read_run
-
-    others = {}
-    for path in paths:
-        label, columns_, found = read_run(path)
-        if found not in (None, env_id):
-            raise ValueError(f"{path} is a run on {found}, these are on {env_id}; they cannot share a figure")
-        others[label] = columns_
-    return others
 
 
 def columns(rows, name):
@@ -172,7 +162,8 @@ def draw(groups, rows, out, others):
                            "Differences of single seeds beside the interval of all; how often small studies err")
     if len(groups) > 2:
         made["variants"] = (figures.variants(groups), "Final returns of every variant")
-    if PUBLISHED.is_file() and rows[0]["env_id"].startswith("Walker2d-"):
+    as_long = rows[0]["env_id"].startswith("Walker2d-") and rows[0]["env_steps"] >= 1_000_000  # as the published ones
+    if as_long and PUBLISHED.is_file():
         made["published"] = figures.published(PUBLISHED, "Walker2d-"), "Walker2d returns that others published"
     if others:
         made["overlay"] = (figures.overlaid(groups, others), "Training returns with runs of others, dotted")
@@ -205,19 +196,27 @@ class Findings:
         return ["algorithm", "runs", *HEADINGS.values(), "final, IQM [BCa]", f"steps to {self.threshold:,.0f}"], lines
 
     def claims(self):
-        """A dict for each claim of the original comparison, where both TRPO and PPO were run."""
-        out = []
-        for claim, name, better, unit in CLAIMS:
+        """A dict for each claim of the original comparison, where TRPO and PPO were both run, in one variant each."""
+        labels, out = self.labels(), []
+        for claim, name, better, unit in CLAIMS if all(len(mine) == 1 for mine in labels.values()) else ():
             values = columns(self.rows, name)
-            if not {"trpo", "ppo"} <= set(values):
-                continue
-            mine, other = values[better], values["ppo" if better == "trpo" else "trpo"]
-            gap, low, high = difference(mine, other)
+            mine, other = (values[labels[who][0]] for who in (better, "ppo" if better == "trpo" else "trpo"))
+            (gap, low, high), least = difference(mine, other), detectable_difference(mine, other)
             out.append({"claim": claim, "measured by": f"{name.replace('_', ' ')} ({unit})",
                         "difference": interval_text((gap, low, high)),
                         "P(run of one > run of the other)": f"{probability_of_improvement(mine, other):.2f}",
-                        "detectable": f"{detectable_difference(mine, other):,.0f}", "verdict": verdict(low, high)})
+                        "detectable": f"{least:,.0f}" if math.isfinite(least) else "from two seeds on",
+                        "verdict": verdict(low, high)})
         return out
+
+    def labels(self):
+        """The variants of TRPO and of PPO: dict algorithm -> list of labels."""
+        return {who: sorted({row["label"] for row in self.rows if row["algorithm"] == who}) for who in ("trpo", "ppo")}
+
+    def without_verdict(self):
+        """Why there are no claims to judge, in a sentence; empty where there are."""
+        several = [name for name, mine in self.labels().items() if len(mine) > 1]
+        return f"No verdict: there are several variants of {' and of '.join(several)}." if several else ""
 
     def text(self):
         """Both, as lines of plain characters."""
@@ -230,7 +229,7 @@ class Findings:
         for claim in self.claims():
             out.append(f"{claim['claim']}: {claim['verdict']} (by {claim['measured by']}: difference "
                        f"{claim['difference']}; detectable {claim['detectable']})")
-        return "\n".join(out)
+        return "\n".join([*out, self.without_verdict()]).rstrip()
 
 
 def cell(values):

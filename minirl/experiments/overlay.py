@@ -36,6 +36,17 @@ class OtherRun(NamedTuple):
     """Gymnasium id, None where the files do not tell."""
 
 
+def overlays(paths, env_id):
+    """label -> columns of runs of others; ValueError where one is known to be of another environment id."""
+    others = {}
+    for path in paths:
+        label, columns_, found = read_run(path)
+        if found not in (None, env_id):
+            raise ValueError(f"{path} is a run on {found}, these are on {env_id}; they cannot share a figure")
+        others[label] = columns_
+    return others
+
+
 def read_run(path):
     """A run of minirl, SB3 or CleanRL, recognised by the files that lie in its folder.
 

@@ -1,6 +1,7 @@
 """Settings of whole comparisons: those of a published one, and ours for a million steps."""
 
 from dataclasses import fields, replace
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from minirl.algorithms.ppo import PPOConfig
@@ -69,7 +70,7 @@ def apply_changes(entries, changes):
     Raises:
         ValueError: one line that names the word, where nothing has that name or the value does not fit.
     """
-    entries = dict(entries)
+    entries, changed = dict(entries), set()
     for change in changes:
         path, equals, text = change.partition("=")
         owner, dot, name = path.rpartition(".")
@@ -79,13 +80,30 @@ def apply_changes(entries, changes):
         owners = [owner] if dot else list(entries)
         known = [algorithm for algorithm in owners if any(name in names(part) for part in entries[algorithm])]
         if not known:
-            raise ValueError(f"{change!r}: no setting {name} in {' or '.join(owners)}")
+            there = {setting for algorithm in owners for part in entries[algorithm] for setting in names(part)}
+            near = get_close_matches(name, sorted(there), 1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            raise ValueError(f"{change!r}: no setting {name} in {' or '.join(owners)}{hint}")
+        if twice := changed.intersection((algorithm, name) for algorithm in known):
+            raise ValueError(f"{change!r}: {name} of {min(twice)[0]} is set twice; a comparison has one value of each, "
+                             "so compare them in two, and give both folders to report")
+        changed.update((algorithm, name) for algorithm in known)
         for algorithm in known:
             entries[algorithm] = tuple(
                 replace(part, **{name: parse_value(text, change)}) if name in names(part) else part
                 for part in entries[algorithm]
             )
     return entries
+
+
+def changes_of(name, entry, changes):
+    """Those of the words that change this algorithm, in one text."""
+    mine = []
+    for change in changes:
+        owner, dot, setting = change.partition("=")[0].rpartition(".")
+        if owner == name if dot else any(setting.replace("-", "_") in names(part) for part in entry):
+            mine.append(change)
+    return " ".join(mine)
 
 
 def names(settings):

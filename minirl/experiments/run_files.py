@@ -80,7 +80,7 @@ def complete_runs(folder):
 
     found = sorted((path.parent for path in Path(folder).rglob("summary.json")), key=order)
     if not found:
-        raise ValueError(f"there is no complete run in {folder}; python -m minirl compare --out {folder} makes some")
+        raise ValueError(f"there is no complete run of compare in {folder}; python -m minirl compare makes some")
     return found
 
 
@@ -105,6 +105,10 @@ class RunFiles:
     def label(self):
         """Algorithm, and what was changed."""
         return f"{self.summary['algorithm']} {self.summary.get('variant', '')}".strip()
+
+    def final(self, name="return_greedy", last=5):
+        """Mean of the last evaluations after training began, fewer where there are fewer; a column of eval.csv."""
+        return float(self.eval[name][self.eval["env_steps"] > 0][-last:].mean())
 
     def curves(self):
         """Columns for plotting.draw_curves: those of updates.csv, steps_per_second, and seconds."""

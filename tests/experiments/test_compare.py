@@ -14,9 +14,10 @@ import pytest
 
 from minirl.experiments import compare
 from minirl.experiments.compare import Compare, parse_seeds
-from minirl.experiments.comparison_report import cell, report, summarise
+from minirl.experiments.comparison_report import cell, report, summarise, time_to_threshold
 from minirl.experiments.on_policy import ALGORITHMS
 from minirl.experiments.run_files import RunFiles, complete_runs
+from minirl.tracking import write_config
 
 SETTINGS = Compare(env="CartPole-v1", env_steps=2_300, seeds="1-2", workers=1, eval_every=1_000, eval_episodes=2)
 
@@ -121,8 +122,8 @@ def test_summary_says_what_the_episodes_say(first):
         steps = {"trpo": [0, 1200, 2400], "ppo": [0, 1600, 2400]}[row["algorithm"]]
         assert [int(found["env_steps"]) for found in evaluations] == steps
         returns = [float(found["return_greedy"]) for found in evaluations]
-        assert float(row["final_return"]) == pytest.approx(sum(returns) / 3, rel=1e-12)
-        assert float(row["max_evaluation_return"]) == max(returns)
+        assert float(row["final_return"]) == pytest.approx(sum(returns[1:]) / 2, rel=1e-12)
+        assert float(row["max_evaluation_return"]) == max(returns[1:])
 
 
 def test_what_the_columns_of_the_summary_mean(first):
@@ -134,11 +135,26 @@ def test_what_the_columns_of_the_summary_mean(first):
     assert row["mean_return_last_20"] == sum(range(11, 31)) / 20 == 20.5
     assert row["mean_return_all_episodes"] == 15.5 and row["max_return"] == 30 and row["max_length"] == 60
     assert row["final_return"] == 3.0 and row["final_return_sampled"] == 2.0  # the last five: 1 2 3 4 5, 1 1 1 1 6
-    assert row["max_evaluation_return"] == 9 and row["evaluations"] == 7
+    assert row["max_evaluation_return"] == 8 and row["evaluations"] == 7  # not the 9 from before training
     # Trapezoids: (9 + 8)/2, (8 + 1)/2, 2 (1 + 2)/2, (2 + 3)/2, (3 + 4)/2, 2 (4 + 5)/2 = 31 over 8 steps.
     assert row["area_under_curve"] == pytest.approx(31 / 8)
     run.episodes = {}
     assert math.isnan(summarise(run)["mean_return_last_20"])
+
+
+def test_the_evaluation_before_training_is_no_result(first):
+    run = RunFiles(first[0].out / "trpo" / "seed-1")
+    run.eval = {"env_steps": np.array([0.0, 3000]), "return_greedy": np.array([221.0, 104]),
+                "return_sampled": np.array([20.0, 30])}
+    row = summarise(run)
+    assert row["final_return"] == row["max_evaluation_return"] == 104 and row["final_return_sampled"] == 30
+    assert time_to_threshold(run, 104)["steps_to_threshold"] == 3000
+    assert math.isnan(time_to_threshold(run, 221)["steps_to_threshold"])
+
+
+def test_evaluations_are_a_twentieth_of_the_run_apart_unless_asked():
+    asked = [replace(SETTINGS, env_steps=48_000, eval_every=every).jobs()[0].settings for every in (None, 0, 7)]
+    assert [settings.eval_every for settings in asked] == [2_400, None, 7]
 
 
 def test_env_id_and_versions_stand_in_every_record(first):
@@ -217,6 +233,39 @@ def test_without_resume_a_comparison_starts_afresh(first, tmp_path, monkeypatch)
     assert len(asked) == 4 and rows == [] and rows_of(settings.out / "summary.csv") == []
 
 
+def test_an_earlier_comparison_with_more_seeds_leaves_none_of_them(first, tmp_path, monkeypatch):
+    settings = replace(first[0], out=tmp_path / "copy", seeds="1")
+    shutil.copytree(first[0].out, settings.out)
+    monkeypatch.setattr(compare, "run_jobs", lambda *_: {})
+    assert settings.run() == ([], {})
+    with pytest.raises(ValueError, match="no complete run of compare in"):
+        complete_runs(settings.out)
+
+
+def test_another_kind_of_run_is_not_replaced(tmp_path, monkeypatch):
+    monkeypatch.setattr(compare, "run_jobs", no_training)
+    write_config(tmp_path, {"algorithm": "ppo"})
+    before = (tmp_path / "config.json").read_bytes()
+    with pytest.raises(ValueError, match="holds another kind of run; give another --out"):
+        replace(SETTINGS, out=tmp_path).run()
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [before]
+
+
+def test_variants_of_one_algorithm_get_a_reason_instead_of_verdicts(first, tmp_path, capsys):
+    copy = tmp_path / "ppo" / "seed-2"
+    shutil.copytree(first[0].out / "ppo" / "seed-2", copy)
+    record = json.loads((copy / "summary.json").read_text(encoding="utf-8"))
+    runs = complete_runs(first[0].out)
+    (copy / "summary.json").write_text(json.dumps(record | {"variant": "ppo.clip=0.1"}), encoding="utf-8")
+    report([*(run for run in runs if "ppo" not in str(run.parent.name)), copy], tmp_path / "one")
+    assert "TRPO learns faster" in capsys.readouterr().out
+    report([*runs, copy], tmp_path / "two")
+    reason = "No verdict: there are several variants of ppo."
+    assert reason in capsys.readouterr().out
+    page = (tmp_path / "two" / "report.html").read_text(encoding="utf-8")
+    assert reason in page and "Three claims" not in page
+
+
 @pytest.fixture
 def two_runs(first, tmp_path):
     """The same complete run twice."""
@@ -247,7 +296,9 @@ def test_runs_evaluated_more_or_less_often_are_not_compared(two_runs, tmp_path):
 def test_report_says_again_what_compare_said(first, tmp_path, capsys):
     rows = report(complete_runs(first[0].out), tmp_path, first[0].threshold)
     printed = capsys.readouterr().out
-    assert printed in first[3] and sorted(map(str, rows)) == sorted(map(str, first[1]))
+    table, _, where = printed.rpartition("with figures")
+    assert table in first[3] and str(tmp_path / "report.html") in where
+    assert sorted(map(str, rows)) == sorted(map(str, first[1]))
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert page.count("<img") == 3 and "TRPO learns faster" in page and "python -m minirl report" in page
     assert "TRPO learns faster" in (tmp_path / "summary.md").read_text(encoding="utf-8")

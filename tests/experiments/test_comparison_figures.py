@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from scipy import stats
 
 from minirl.experiments import comparison_figures as figures
+from minirl.experiments.run_files import RunFiles
 from minirl.plotting import COLOURS
 
 PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "walker2d.csv"
@@ -15,6 +16,8 @@ PUBLISHED = Path(__file__).parents[2] / "data" / "published" / "walker2d.csv"
 
 class Run:
     """A run with an evaluation every 10 steps."""
+
+    final = RunFiles.final
 
     def __init__(self, label, seed, returns):
         self.summary, self.label = {"seed": seed}, label
@@ -40,6 +43,18 @@ def test_a_band_is_the_t_interval_of_the_curves():
     edge = axis.collections[0].get_paths()[0].vertices[:, 1]
     half = stats.t.ppf(0.975, 2) * np.std([2.0, 4.0, 12.0], ddof=1) / np.sqrt(3)
     assert edge.max() == pytest.approx(6 + half) and axis.lines[0].get_color() == COLOURS["ppo"]
+
+
+def test_two_runs_are_drawn_as_they_are():
+    axis = Figure().subplots()
+    curves = [(np.array([0.0, 10.0]), np.array([value, 2 * value])) for value in (1.0, 3.0)]
+    assert figures.band(axis, "ppo", curves, "--") == (10.0, 4.0) and not axis.collections
+    assert sorted(line.get_ydata()[-1] for line in axis.lines) == [2.0, 4.0, 6.0]
+
+
+def test_variants_of_one_algorithm_have_lines_of_their_own():
+    assert figures.lines_of(["trpo", "ppo", "ppo clip=0.1", "trpo delta=1"]) == {
+        "trpo": "-", "ppo": "-", "ppo clip=0.1": "--", "trpo delta=1": "--"}  # fmt: skip
 
 
 def test_the_band_spans_only_what_all_curves_cover():

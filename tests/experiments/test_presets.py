@@ -27,12 +27,25 @@ def test_a_word_changes_one_algorithm_or_all_that_have_the_setting():
 @pytest.mark.parametrize("word, named", [
     ("clip", "write ALGORITHM.SETTING=VALUE"), ("sac.lr=1", "of ppo, trpo"), ("ppo.delta=1", "no setting delta in ppo"),
     ("colour=1", "no setting colour in ppo or trpo"), ("ppo.clip=", "gives no value"), ("ppo.clip=-1", "clip is -1"),
+    ("ppo.clp=1", "no setting clp in ppo; did you mean clip?"),
     ("ppo.epochs=2.5", "epochs is 2.5"), ("ppo.lr=fast", "lr is 'fast'"),
 ])  # fmt: skip
 def test_what_cannot_be_meant_is_one_line(word, named):
     with pytest.raises(ValueError, match=named) as caught:
         apply_changes(ENTRIES, [word])
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("second", ["ppo.clip=0.3", "clip=0.3"])
+def test_a_setting_has_one_value(second):
+    with pytest.raises(ValueError, match="clip of ppo is set twice"):
+        apply_changes(ENTRIES, ["ppo.clip=0.1", second])
+
+
+def test_a_run_is_named_after_its_own_changes():
+    jobs = Compare(env="Pendulum-v1", seeds="1", set=("ppo.clip=0.1", "num-envs=8", "epochs=3")).jobs()
+    assert {job.algorithm: job.variant for job in jobs} == {"ppo": "ppo.clip=0.1 num-envs=8 epochs=3",
+                                                            "trpo": "num-envs=8"}
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -59,7 +72,8 @@ def test_what_is_given_wins_over_the_preset():
     jobs = Compare(preset="mujoco-1m", env="Pendulum-v1", env_steps=5_000, eval_every=0, set=("ppo.clip=0.3",)).jobs()
     assert {job.env_id for job in jobs} == {"Pendulum-v1"} and jobs[0].size == 5120
     assert jobs[0].settings.eval_every is None
-    assert {job.config.clip for job in jobs if job.algorithm == "ppo"} == {0.3} and jobs[0].variant == "ppo.clip=0.3"
+    assert {job.config.clip for job in jobs if job.algorithm == "ppo"} == {0.3} and jobs[1].variant == "ppo.clip=0.3"
+    assert jobs[0].variant == ""
 
 
 def test_the_dry_run_trains_nothing_and_says_how_long(tmp_path, capsys):
