@@ -39,8 +39,8 @@ def gae(rewards, values, next_values, terminated, truncated, gamma, lam):
         δ_t = r_t + γ V(s_{t+1}) [not terminated_t] − V(s_t)
         Â_t = δ_t + γ λ [episode goes on after t] Â_{t+1}                Schulman et al. 2016, section 3, eq. 16
 
-    λ = 1 gives Â = return − V (most variance; V biases it only where a time limit or the row's end cuts the return),
-    λ = 0 gives Â = δ (all of V's bias; the least variance where V is right).
+    λ = 1 gives Â = return − V (the noise of all rewards to come; V biases it only where a time limit or the row's end
+    cuts the return), λ = 0 gives Â = δ (the noise of one reward, and all of V's bias).
 
     Args:
         rewards: (B, T).
