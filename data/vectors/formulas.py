@@ -808,14 +808,14 @@ def mean(numbers):
 
 
 def wins(differences):
-    """Share of positive differences; a tie is none."""
-    return mean([Decimal(d > 0) for d in differences])
+    """Share of positive differences; a tie is half."""
+    return mean([Decimal(1 + (d > 0) - (d < 0)) / 2 for d in differences])
 
 
 @vectors(
     "minirl.algorithms.reward_model",
     "Ouyang et al. 2022, eq. 1; margin: Touvron et al. 2023 (Llama 2), eq. 2; centering: Eisenstein et al. 2023",
-    constants=["margin"], conventions="accuracy leaves the margin out and counts a tie as a miss; stats are means",
+    constants=["margin"], conventions="accuracy leaves the margin out and counts a tie as half; stats are means",
 )
 def bradley_terry_loss(chosen_scores, rejected_scores, margin=None, centering=ZERO):
     """With d = r_w - r_l - m: L = (1/B) Σ (log(1 + e^(-d)) + c (r_w + r_l)^2). d/dr_w = (-σ(-d) + 2c (r_w + r_l)) / B,
@@ -837,7 +837,7 @@ def bradley_terry_loss(chosen_scores, rejected_scores, margin=None, centering=ZE
 @vectors(
     "minirl.algorithms.segment_reward", "Christiano et al. 2017, section 2.2.3", constants=["mu"],
     conventions="noise is the share of answers that are a coin's; accuracy takes mu where the first sum is larger, "
-                "and 1 - mu elsewhere",
+                "1 - mu where it is smaller, and half for a tie",
 )  # fmt: skip
 def segment_preference_loss(chosen_sums, other_sums, mu, noise=Decimal("0.1")):
     """With d = s_1 - s_2, P = (1 - n) σ(d) + n/2, Q = 1 - P: L = -(1/N) Σ (μ ln P + (1 - μ) ln Q).
@@ -851,14 +851,14 @@ def segment_preference_loss(chosen_sums, other_sums, mu, noise=Decimal("0.1")):
         slope = (m / p - (1 - m) / (1 - p)) * (1 - noise) * sigmoid(d) * sigmoid(-d) / len(rows)
         gradients["chosen_sums"].append(-slope)
         gradients["other_sums"].append(slope)
-        right.append(m if d > 0 else 1 - m)
+        right.append(m if d > 0 else 1 - m if d < 0 else Decimal("0.5"))
     return {"value": loss, "stats": {"loss": loss, "accuracy": mean(right), "count": len(rows)}, "gradients": gradients}
 
 
 @vectors(
     "minirl.algorithms.dpo", "Rafailov et al. 2023, eq. 7; label smoothing: Mitchell 2023 (cDPO), eq. 3",
     constants=["ref_chosen_logprobs", "ref_rejected_logprobs"],
-    conventions="log-probabilities summed over the answer; accuracy counts a tie as a miss; stats are means",
+    conventions="log-probabilities summed over the answer; accuracy counts a tie as half; stats are means",
 )
 def dpo_loss(
     chosen_logprobs, rejected_logprobs, ref_chosen_logprobs, ref_rejected_logprobs,
@@ -909,7 +909,7 @@ def log_odds(mean_logprobs, cotangent=None):
 @vectors(
     "minirl.algorithms.orpo", "Hong et al. 2024, eqs. 6 and 7",
     conventions="log P is the mean over the answer's tokens, capped as in log_odds; the likelihood is a mean over rows "
-    "and not over tokens; accuracy counts a tie as a miss; stats are means",
+    "and not over tokens; accuracy counts a tie as half; stats are means",
 )
 def orpo_loss(chosen_mean_logprobs, rejected_mean_logprobs, chosen_nll, lam=Decimal(0.1)):
     """With z = log odds_w - log odds_l: L = (1/B) Σ (NLL + λ log(1 + e^(-z))). d/d log P_w = -λ σ(-z) / (1 - P_w) / B,

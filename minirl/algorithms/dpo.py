@@ -58,7 +58,7 @@ def dpo_loss(
         label_smoothing: ε in [0, 0.5), the share of labels taken to be wrong.
     Returns:
         (loss, stats): a scalar in nats per pair, and the means over pairs `loss`, `accuracy` (chosen has the higher
-        implicit reward; a tie is a miss), `chosen_reward`, `rejected_reward`, `margin` (nats, h), `chosen_logprob`,
+        implicit reward; a tie is half), `chosen_reward`, `rejected_reward`, `margin` (nats, h), `chosen_logprob`,
         `rejected_logprob` (nats per answer), and `count` (pairs).
     Raises:
         ValueError: if the shapes differ or are not (B,).
@@ -75,7 +75,7 @@ def dpo_loss(
     margin = chosen_reward - rejected_reward
     loss = -((1 - label_smoothing) * F.logsigmoid(margin) + label_smoothing * F.logsigmoid(-margin)).mean()
     means = {
-        "accuracy": (margin > 0).to(margin.dtype), "chosen_reward": chosen_reward, "rejected_reward": rejected_reward,
+        "accuracy": (1 + margin.sign()) / 2, "chosen_reward": chosen_reward, "rejected_reward": rejected_reward,
         "margin": margin, "chosen_logprob": chosen_logprobs, "rejected_logprob": rejected_logprobs,
     }  # fmt: skip
     stats = {"loss": loss.detach()} | {name: value.detach().mean() for name, value in means.items()}

@@ -74,7 +74,7 @@ def orpo_loss(chosen_mean_logprobs, rejected_mean_logprobs, chosen_nll, lam=0.1)
         lam: λ.
     Returns:
         (loss, stats): a scalar, at least float32, and the means over pairs `loss`, `nll`, `odds_loss`,
-        `log_odds_ratio`, `accuracy` (chosen has the higher odds; a tie is a miss), `chosen_logprob`,
+        `log_odds_ratio`, `accuracy` (chosen has the higher odds; a tie is half), `chosen_logprob`,
         `rejected_logprob` (nats per token), and `count` (pairs).
     Raises:
         ValueError: if the shapes differ or are not (B,).
@@ -91,7 +91,7 @@ def orpo_loss(chosen_mean_logprobs, rejected_mean_logprobs, chosen_nll, lam=0.1)
     loss = nll + lam * odds_loss
     stats = {
         "loss": loss, "nll": nll, "odds_loss": odds_loss, "log_odds_ratio": ratio.mean(),
-        "accuracy": (ratio > 0).to(ratio.dtype).mean(),
+        "accuracy": (1 + ratio.sign()).mean() / 2,
         "chosen_logprob": chosen_mean_logprobs.to(ratio.dtype).mean(),
         "rejected_logprob": rejected_mean_logprobs.to(ratio.dtype).mean(),
     }  # fmt: skip

@@ -52,7 +52,7 @@ def bradley_terry_loss(chosen_scores, rejected_scores, margin=None, centering=0.
         centering: c, holds the mean score near 0.
     Returns:
         (loss, stats): a scalar in nats per pair, and the means over pairs `loss`, `accuracy` (chosen has the higher
-        score, whatever the margin; a tie is a miss), `margin` (r_w − r_l), `score_mean` (of all 2B scores), and `count`
+        score, whatever the margin; a tie is half), `margin` (r_w − r_l), `score_mean` (of all 2B scores), and `count`
         (pairs).
     Raises:
         ValueError: if the shapes differ or are not (B,).
@@ -63,7 +63,7 @@ def bradley_terry_loss(chosen_scores, rejected_scores, margin=None, centering=0.
     difference, total = chosen_scores - rejected_scores, chosen_scores + rejected_scores
     wanted = difference if margin is None else difference - margin.detach()
     loss = -F.logsigmoid(wanted).mean() + centering * total.square().mean()
-    means = {"accuracy": (difference > 0).to(total.dtype), "margin": difference, "score_mean": total / 2}
+    means = {"accuracy": (1 + difference.sign()) / 2, "margin": difference, "score_mean": total / 2}
     stats = {"loss": loss.detach()} | {name: value.detach().mean() for name, value in means.items()}
     return loss, stats | {"count": torch.ones_like(total, dtype=torch.long).sum()}
 

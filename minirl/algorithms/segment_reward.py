@@ -67,7 +67,7 @@ def segment_preference_loss(chosen_sums, other_sums, mu, noise=0.1):
         mu: (N,) μ(1): 1 the first is better, 0 the second, ½ equally good; a constant.
         noise: share of answers at random, in (0, 1].
     Returns:
-        (loss, stats): nats per label, and `loss`, `accuracy` (the sign is right; a ½ counts as half), `count` (labels).
+        (loss, stats): nats per label, and `loss`, `accuracy` (the sign is right; tie or ½: half), `count` (labels).
     Raises:
         ValueError: if the shapes differ or are not (N,).
     """
@@ -77,7 +77,7 @@ def segment_preference_loss(chosen_sums, other_sums, mu, noise=0.1):
     difference, mu = chosen_sums - other_sums, mu.detach()
     first, second = ((1 - noise) * side.sigmoid() + noise / 2 for side in (difference, -difference))
     loss = -(mu * first.log() + (1 - mu) * second.log()).mean()
-    right = torch.where(difference > 0, mu, 1 - mu).mean()
+    right = (1 + difference.sign() * (2 * mu - 1)).mean() / 2
     return loss, {"loss": loss.detach(), "accuracy": right, "count": torch.ones_like(mu, dtype=torch.long).sum()}
 
 

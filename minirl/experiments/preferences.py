@@ -91,6 +91,11 @@ def in_parts(function, records, size=256):
     return torch.cat([function(records.rows(part)) for part in parts])
 
 
+def share_right(margins):
+    """The pair accuracy: share of positive margins (B,), ties counting half."""
+    return float((1 + margins.sign()).double().mean() / 2)
+
+
 @dataclass(frozen=True)
 class RewardModelRun(PreferenceRun):
     """Learn from comparisons to score whole answers: the reward of RLHF."""
@@ -112,7 +117,7 @@ class RewardModelRun(PreferenceRun):
 
         def evaluate(step):
             margins = in_parts(lambda part: margin_of(model, part), judged).double().cpu()
-            metrics = {"eval_accuracy": float((margins > 0).double().mean()), "eval_brier": calibration(margins)}
+            metrics = {"eval_accuracy": share_right(margins), "eval_brier": calibration(margins)}
             if not self.comparisons.data:
                 metrics |= {"eval_accuracy_of_the_truth": ceiling}
                 metrics |= self.ranking(reward, *samples)
@@ -210,7 +215,7 @@ class DPORun(PolicyRun):
             chosen, rejected = (sequence_logprobs(policy, s) - sequence_logprobs(reference, s) for s in sides)
             return chosen - rejected
 
-        accuracy = lambda: float((in_parts(implicit, judged) > 0).float().mean())  # noqa: E731
+        accuracy = lambda: share_right(in_parts(implicit, judged))  # noqa: E731
         evaluate, save = self.judged_policy(policy, tokenizer, reference, accuracy, device)
         return DPO(policy, reference, self.algorithm), evaluate, save
 
@@ -240,6 +245,6 @@ class ORPORun(PolicyRun):
             chosen, rejected = (sequence_logprobs(policy, side) / side.mask.sum(1) for side in sides)
             return chosen - rejected
 
-        accuracy = lambda: float((in_parts(per_token, judged) > 0).float().mean())  # noqa: E731
+        accuracy = lambda: share_right(in_parts(per_token, judged))  # noqa: E731
         evaluate, save = self.judged_policy(policy, tokenizer, reference, accuracy, device)
         return learner, evaluate, save

@@ -95,10 +95,10 @@ def test_smoothing_stops_where_the_labels_odds_are():
         assert abs(chosen.grad) < 1e-15
 
 
-def test_ties_lose_and_large_differences_stay_finite():
+def test_ties_are_half_and_large_differences_stay_finite():
     zero = tensor(0.0, 0.0, 0.0)
     loss, stats = dpo_loss(tensor(-1.0, -1e4, -1.0), tensor(-1.0, -1.0, -1e4), zero, zero, beta=1.0)
-    assert stats["accuracy"] == 1 / 3 and abs(loss - (math.log(2) + 9999 + 0) / 3) < 1e-9
+    assert stats["accuracy"] == 0.5 and abs(loss - (math.log(2) + 9999 + 0) / 3) < 1e-9
 
 
 def test_the_optimum_is_that_of_rlhf(evidence):
@@ -177,7 +177,7 @@ def test_the_loss_is_ln_2_before_any_step_in_spite_of_dropout(make_policies, pai
     algorithm = DPO(policy.train(), copy.deepcopy(policy).train())
     for _ in range(3):
         loss, stats = algorithm.loss(pairs)
-        assert abs(loss - math.log(2)) < 1e-15 and stats["accuracy"] == 0
+        assert abs(loss - math.log(2)) < 1e-15 and stats["accuracy"] == 0.5
         assert stats["chosen_reward"] == stats["rejected_reward"] == stats["margin"] == 0
     loss.backward()
     assert policy.gpt.wte.weight.grad.any()  # a loss that starts at a constant still has somewhere to go

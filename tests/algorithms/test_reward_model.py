@@ -76,10 +76,10 @@ def test_gradients_by_finite_differences_and_none_into_the_margin():
     assert margin.grad is None and (chosen.grad < 0).all() and torch.equal(chosen.grad, -rejected.grad)
 
 
-def test_ties_lose_a_margin_does_not_count_and_large_scores_stay_finite():
+def test_ties_are_half_a_margin_does_not_count_and_large_scores_stay_finite():
     scores = tensor(1.0, 0.5, 1e4, -1e4), tensor(1.0, 0.0, -1e4, 1e4)
     loss, stats = bradley_terry_loss(*scores, margin=tensor(0.0, 2.0, 0.0, 0.0))
-    assert stats["accuracy"] == 0.5  # the tie and the last one are wrong; the second leads by less than its margin
+    assert stats["accuracy"] == 2.5 / 4  # a tie, two right, one wrong; the second leads by less than its margin
     assert abs(loss - (math.log(2) + math.log(1 + math.exp(1.5)) + 0 + 2e4) / 4) < 1e-9
 
 
@@ -154,7 +154,7 @@ def test_no_dropout_is_in_a_score(make_model, pairs):
 def test_it_learns_eight_preferences(make_gpt, pairs):
     model = RewardModel(TokenCritic(make_gpt(torch.float32, std=0.05)), RewardModelConfig(lr=0.02))
     history = fit(model, pairs, steps=60)
-    assert abs(history[0]["loss"] - math.log(2)) < 1e-6 and history[0]["accuracy"] == 0  # all scores are 0: all tie
+    assert abs(history[0]["loss"] - math.log(2)) < 1e-6 and history[0]["accuracy"] == 0.5  # all scores are 0: all tie
     assert history[-1]["accuracy"] == 1 and history[-1]["loss"] < 0.2 and history[-1]["count"] == 8
     assert abs(history[-1]["score_mean"]) < 1
 

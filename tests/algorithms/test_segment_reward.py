@@ -95,8 +95,8 @@ def test_a_wrong_answer_costs_no_more_than_a_coin_explains():
 
 
 def test_accuracy():
-    stats = segment_preference_loss(tensor(2, 2, 2, 0), tensor(1, 1, 1, 1), tensor(1, 0, 0.5, 0))[1]
-    assert stats["accuracy"] == (1 + 0 + 0.5 + 1) / 4 and stats["count"] == 4
+    stats = segment_preference_loss(tensor(2, 2, 2, 0, 1), tensor(1, 1, 1, 1, 1), tensor(1, 0, 0.5, 0, 1))[1]
+    assert stats["accuracy"] == (1 + 0 + 0.5 + 1 + 0.5) / 5 and stats["count"] == 5
 
 
 def test_shapes_are_checked():

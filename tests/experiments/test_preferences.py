@@ -130,7 +130,7 @@ def test_what_is_always_preferred_is_learned(name, make, own):
 
 def test_dpo_starts_at_the_reference_and_leaves_it(make, own):
     run = make("dpo", {"data": own})
-    assert run.run()["before"]["eval_pair_accuracy"] == 0  # margins of exactly 0
+    assert run.run()["before"]["eval_pair_accuracy"] == 0.5  # margins of exactly 0
     assert rows_in(run.out / "metrics.csv")[1]["loss"] == pytest.approx(math.log(2), abs=1e-6)
 
 
