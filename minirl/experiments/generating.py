@@ -42,8 +42,8 @@ class Generate(Machine):
             ids = torch.tensor([tokenizer.encode(prompt)] * self.samples, device=device)
             room = min(self.max_new_tokens, gpt.config.block_size - ids.shape[1])
             if ids.shape[1] == 0 or room < 1:
-                limit = gpt.config.block_size - 1
-                raise ValueError(f"prompt {prompt!r} has {ids.shape[1]} tokens; the model takes 1 to {limit}")
+                start, limit = prompt if len(prompt) <= 40 else prompt[:37] + "...", gpt.config.block_size - 1
+                raise ValueError(f"prompt {start!r} has {ids.shape[1]} tokens; the model takes 1 to {limit}")
             out = gpt.generate(
                 ids, room, self.temperature, self.top_k, self.top_p,
                 eos_id=tokenizer.eos_id, pad_id=tokenizer.pad_id,

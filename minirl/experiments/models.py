@@ -1,9 +1,11 @@
 """How models, reward models and samples lie in a folder.
 
 A run that ends in a language model keeps it in OUT/model: GPT-2's config.json and model.safetensors, which other
-libraries load too, and tokenizer.json, which says by name and fingerprint what vocabulary its ids mean. A reward model
-lies in OUT/reward_model: the same for its trunk, and head.safetensors with its scalar head, mean and deviation; the
-guide of Q# lies in OUT/guide, with its head and the outcomes that it knows.
+libraries load too, and minirl_tokenizer.json, which says by name and fingerprint what vocabulary its ids mean. A reward
+model lies in OUT/reward_model: the same for its trunk, and head.safetensors with its scalar head, mean and deviation;
+the guide of Q# lies in OUT/guide, with its head and the outcomes that it knows.
+
+    gpt, tokenizer = load_model("runs/sft")
 """
 
 import copy
@@ -21,6 +23,8 @@ from minirl.models.policies import TokenCritic, TokenPolicy
 from minirl.models.tokenizer import default_tokenizer, named_tokenizer
 from minirl.worlds.text import allowed_ids
 
+COMMITTED = Path(__file__).resolve().parents[2] / "data" / "models"
+
 
 def save_model(folder, gpt, tokenizer):
     """Write gpt and the identity of its tokenizer to folder/model."""
@@ -30,7 +34,7 @@ def save_model(folder, gpt, tokenizer):
 def write_language_model(folder, gpt, tokenizer):
     """Write gpt and the identity of its tokenizer to this very folder."""
     gpt.save_pretrained(folder)
-    with replacing(folder / "tokenizer.json") as temporary:
+    with replacing(folder / "minirl_tokenizer.json") as temporary:
         identity = {"name": tokenizer.name, "fingerprint": tokenizer.fingerprint}
         temporary.write_text(json.dumps(identity, indent=2) + "\n", encoding="utf-8")
 
@@ -39,7 +43,7 @@ def load_model(path, device="cpu"):
     """The model that a run wrote, and its tokenizer.
 
     Args:
-        path: a run's folder, or a model folder itself. One without tokenizer.json is taken for OpenAI's GPT-2.
+        path: a run's folder, or a model folder itself. One without minirl_tokenizer.json is taken for OpenAI's GPT-2.
         device: where the model goes.
     Returns:
         (gpt, tokenizer).
@@ -50,12 +54,13 @@ def load_model(path, device="cpu"):
     path = Path(path)
     folder = path / "model" if (path / "model").is_dir() else path
     if not all((folder / name).is_file() for name in ("config.json", "model.safetensors")):  # a run has the first, too
-        raise FileNotFoundError(f"no model in {path}; make one with python -m minirl pretrain, then sft; or see --init")
+        nearby = ", ".join(map(str, models_nearby(path.name)))
+        raise FileNotFoundError(f"no model in {path}; {f'there are {nearby} (--init), or ' if nearby else ''}"
+                                "make one with python -m minirl pretrain, then sft")
     gpt = GPT.from_pretrained(folder)
-    identity = folder / "tokenizer.json"
-    if not identity.is_file():
+    saved = tokenizer_identity(folder)
+    if saved is None:
         return gpt.to(device), named_tokenizer("gpt2")
-    saved = json.loads(identity.read_text(encoding="utf-8"))
     tokenizer = default_tokenizer()
     if saved["name"] != tokenizer.name:
         tokenizer = named_tokenizer(saved["name"])
@@ -65,6 +70,23 @@ def load_model(path, device="cpu"):
             f"{saved['fingerprint'][:12]}, here {tokenizer.fingerprint[:12]}); its ids would mean other text"
         )
     return gpt.to(device), tokenizer
+
+
+def tokenizer_identity(folder):
+    """Name and fingerprint of a model's vocabulary; None if nothing says them."""
+    for name in ("minirl_tokenizer.json", "tokenizer.json"):  # the second of older runs; Hugging Face's says neither
+        path = folder / name
+        if path.is_file() and "fingerprint" in (found := json.loads(path.read_text(encoding="utf-8"))):
+            return found
+    return None
+
+
+def models_nearby(name, most=4):
+    """Up to `most` folders with a model, in runs/ and of those in the repository; the ones called `name` first."""
+    runs = [file.parents[1] for file in Path("runs").glob("**/model/model.safetensors")]
+    ours = [file.parent for file in COMMITTED.glob("*/model.safetensors")]
+    ours = [folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder for folder in ours]
+    return sorted([*sorted(runs), *sorted(ours)], key=lambda folder: folder.name != name)[:most]
 
 
 def write_samples(folder, **samples):

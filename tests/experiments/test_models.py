@@ -52,7 +52,7 @@ IDS = torch.randint(512, (3, 11), generator=torch.Generator().manual_seed(0))
 def test_a_language_model_comes_back(tmp_path, gpt):
     save_model(tmp_path, gpt, default_tokenizer())
     assert sorted(p.name for p in (tmp_path / "model").iterdir()) == [
-        "config.json", "model.safetensors", "tokenizer.json",
+        "config.json", "minirl_tokenizer.json", "model.safetensors",
     ]  # fmt: skip
     for path in (tmp_path, str(tmp_path), tmp_path / "model"):
         found, tokenizer = load_model(path)
@@ -76,9 +76,22 @@ def test_where_there_is_no_model(tmp_path):
             load_model(path)
 
 
+def test_models_nearby_are_named_the_one_of_that_name_first(tmp_path, gpt, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("minirl.experiments.models.COMMITTED", tmp_path / "data")
+    with pytest.raises(FileNotFoundError, match="no model in runs/sft; make one with python -m minirl pretrain"):
+        load_model("runs/sft")
+    for run in ("a", "b/ppo", "b/sft", "c"):
+        save_model(tmp_path / "runs" / run, gpt, default_tokenizer())
+    write_language_model(tmp_path / "data" / "sft", gpt, default_tokenizer())
+    nearby = "there are runs/b/sft, data/sft, runs/a, runs/b/ppo [(]--init[)], or make"
+    with pytest.raises(FileNotFoundError, match=nearby):
+        load_model("runs/sft")
+
+
 def test_another_vocabulary_of_the_same_name_is_refused(tmp_path, gpt):
     save_model(tmp_path, gpt, default_tokenizer())
-    path = tmp_path / "model" / "tokenizer.json"
+    path = tmp_path / "model" / "minirl_tokenizer.json"
     identity = json.loads(path.read_text(encoding="utf-8"))
     assert identity == {"name": default_tokenizer().name, "fingerprint": default_tokenizer().fingerprint}
     path.write_text(json.dumps(identity | {"fingerprint": "0" * 64}), encoding="utf-8")
@@ -91,9 +104,19 @@ def test_another_vocabulary_of_the_same_name_is_refused(tmp_path, gpt):
 
 def test_a_folder_without_tokenizer_is_gpt2s(tmp_path, gpt, monkeypatch):
     write_language_model(tmp_path, gpt, default_tokenizer())
-    (tmp_path / "tokenizer.json").unlink()
+    path = tmp_path / "minirl_tokenizer.json"
+    path.unlink()
     monkeypatch.setattr("minirl.experiments.models.named_tokenizer", lambda name: f"the encoding {name}")
     assert load_model(tmp_path)[1] == "the encoding gpt2"
+    (tmp_path / "tokenizer.json").write_text('{"version": "1.0", "model": {"vocab": {}}}', encoding="utf-8")
+    assert load_model(tmp_path)[1] == "the encoding gpt2"  # Hugging Face's file of this name
+
+
+def test_the_file_of_older_runs_is_read_and_not_written_under_the_name_of_hugging_faces(tmp_path, gpt):
+    write_language_model(tmp_path, gpt, default_tokenizer())
+    assert not (tmp_path / "tokenizer.json").exists()  # there Hugging Face's AutoTokenizer expects its own content
+    (tmp_path / "minirl_tokenizer.json").rename(tmp_path / "tokenizer.json")
+    assert load_model(tmp_path)[1] is default_tokenizer()
 
 
 def test_a_policy_and_its_frozen_reference(gpt):
@@ -133,7 +156,7 @@ def test_a_reward_models_folder(tmp_path, learned):
     save_reward_model(tmp_path, learned)
     folder = tmp_path / "reward_model"
     assert {p.name for p in folder.iterdir()} == {
-        "config.json", "model.safetensors", "tokenizer.json", "head.safetensors",
+        "config.json", "model.safetensors", "minirl_tokenizer.json", "head.safetensors",
     }  # fmt: skip
     assert load_file(folder / "head.safetensors").keys() == {"weight", "bias", "mean", "std"}
     trunk = learned.model.critic.trunk.eval()  # it has dropout
