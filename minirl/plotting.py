@@ -70,28 +70,30 @@ def smooth(values, weight=0.6):
 
 
 def draw_curves(axis, series, x, y, weight=0.6, raw_colour=None):
-    """Draw one metric of several algorithms: raw values faint, smoothed values strong.
+    """Draw one metric of several algorithms: measured values pale, smoothed ones bold. The panel's top right says so.
 
     Args:
         axis: a matplotlib Axes.
         series: dict label -> columns of one run (see `read_metrics`), or a list of runs with different seeds: each of
-            these is drawn smoothed and faint, and their mean strong, over the range of x that all of them cover.
+            these is drawn smoothed and pale, and their mean bold, over the range of x that all of them cover.
         x, y: names of columns.
-        weight: of `smooth`.
-        raw_colour: of the faint curves; None: the algorithm's own.
+        weight: of `smooth`; 0 for evaluations, each of which is a mean already.
+        raw_colour: of the pale curves; None: the algorithm's own.
     Returns:
-        dict label -> (x, y) of its strong curve's last point.
+        dict label -> (x, y) of its bold curve's last point.
     """
-    ends = {}
+    ends, series = {}, {label: [runs] if isinstance(runs, dict) else list(runs) for label, runs in series.items()}
+    one = "pale: measured, bold: smoothed" if weight else ""
+    several = "pale: seeds, bold: their mean" + ("; smoothed" if weight else "")
+    axis.set_title(several if any(len(runs) > 1 for runs in series.values()) else one, loc="right", fontsize=8)
     for label, runs in series.items():
-        runs = [runs] if isinstance(runs, dict) else list(runs)
         colour, curves = colour_of(label), []
         for columns in runs:
             kept = np.isfinite(columns[x]) & np.isfinite(columns[y])
             at, raw = columns[x][kept], columns[y][kept]
             curves.append((at, smooth(raw, weight)))
-            faint = raw if len(runs) == 1 else curves[-1][1]
-            axis.plot(at, faint, color=raw_colour or colour, alpha=0.7 if raw_colour else 0.3, linewidth=0.9, zorder=1)
+            pale = raw if len(runs) == 1 else curves[-1][1]
+            axis.plot(at, pale, color=raw_colour or colour, alpha=0.7 if raw_colour else 0.3, linewidth=0.9, zorder=1)
         at, mean = curves[0] if len(curves) == 1 else _mean_curve(curves)
         axis.plot(at, mean, color=colour, linewidth=2.0, label=label, zorder=2, solid_capstyle="round")
         if len(at) and np.isfinite(mean[-1]):
@@ -128,8 +130,7 @@ def label_ends(axis, ends, gap=0.065):
         gap: least distance of two labels, as a fraction of the axis's height.
     """
     axis.set_ylim(axis.get_ylim())  # matplotlib scales lazily; this settles it
-    to_fraction = axis.transData + axis.transAxes.inverted()
-    labels = sorted(ends, key=lambda label: ends[label][1])
+    labels, to_fraction = sorted(ends, key=lambda label: ends[label][1]), axis.transData + axis.transAxes.inverted()
     heights = [float(to_fraction.transform(ends[label])[1]) for label in labels]
     for _ in range(100):  # neighbours that are too close push each other away, half the overlap each
         for low in range(len(heights) - 1):
@@ -187,13 +188,13 @@ def tour_figure(text, control, path=None, x="step", accuracy="accuracy_greedy", 
     """
     figure = Figure(figsize=(14, 4), layout="constrained")
     learning, distance, walking = figure.subplots(1, 3)
-    ends = draw_curves(learning, text, x, accuracy)
+    ends = draw_curves(learning, text, x, accuracy, weight=0.0)
     for label, runs in text.items():
         for run in [runs] if isinstance(runs, dict) else runs:
             kept = np.isfinite(run[kl]) & np.isfinite(run[accuracy])
-            nats, right = smooth(run[kl][kept]), smooth(run[accuracy][kept])
-            distance.plot(nats, right, color=colour_of(label), linewidth=1.2, marker="o", markersize=2.5, alpha=0.7)
-            distance.plot(nats[-1:], right[-1:], color=colour_of(label), marker="o", markersize=8)
+            nats, right, colour = run[kl][kept], run[accuracy][kept], colour_of(label)
+            distance.plot(nats, right, color=colour, linewidth=1.2, marker="o", markersize=2.5, alpha=0.7)
+            distance.plot(nats[-1:], right[-1:], color=colour, marker="o", markersize=8)
     if sft_accuracy is not None:
         learning.axhline(sft_accuracy, color=COLOURS["sft"], linestyle=":")
         ends["SFT"] = (0.0, sft_accuracy)
@@ -204,9 +205,8 @@ def tour_figure(text, control, path=None, x="step", accuracy="accuracy_greedy", 
         axis.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axis.set_ylim(0.0, 1.02)
     label_ends(learning, ends)
-    ends = draw_curves(walking, control, "env_steps", "episode_return")
-    dress(walking, "env_steps", "episode_return", "Walker2d: learning")
-    label_ends(walking, ends)
+    dress(walking, "env_steps", "return in training, actions sampled", "Walker2d: learning")
+    label_ends(walking, draw_curves(walking, control, "env_steps", "episode_return"))
     return save_figure(figure, path)
 
 

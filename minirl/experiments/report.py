@@ -7,7 +7,11 @@ from pathlib import Path
 from string import Template
 
 from minirl.checkpoint import replacing
-from minirl.tracking import machine
+from minirl.experiments.language import Finetune
+from minirl.experiments.table import ALGORITHMS
+from minirl.tracking import machine, read_rows
+
+REVIEWS = {"reward-model": "a reward model", "dpo": "DPO", "orpo": "ORPO"}  # stage -> its name in a sentence
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; color: #222; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
@@ -27,16 +31,10 @@ PAGE = Template("""<!doctype html>
 <style>
 $style</style></head><body>
 <h1>minirl: the tour</h1>
-<p>Writing text and walking are the same decision process. A tiny GPT was trained on sums of mixed quality
-(<i>pretrain</i>) and on a few right answers (<i>sft</i>). From that one checkpoint each algorithm then learned from
-nothing but a rule that says right or wrong. The same algorithms, by the same code, learned to walk in $env. And from
-comparisons of short reviews, by a simulated annotator, came a reward model, DPO and ORPO, in short versions.</p>
+<p>$story</p>
 <h2>Results</h2>
 <div class="scroll">$table</div>
-<p>Accuracy is on $held_out held-out sums that never occur in training; for the four algorithms "after" is the mean of
-the last three evaluations. KL is from the policy to the SFT model of its task, in nats per answer. Pairs right: of
-held-out comparisons. True score: of sampled reviews, in points. steps/s counts optimiser steps, tokens, or environment
-steps. One seed ($seed): the order of the algorithms may be another one for yours.</p>
+<p>$explained</p>
 <h2>Curves</h2>
 <img alt="Learning curves: accuracy on held-out sums per update; accuracy against KL to the SFT model; return of the
 walker per environment step" src="data:image/png;base64,$figure">
@@ -61,13 +59,56 @@ def write_report(progress, samples=10):
     out = Path(tour.out)
     tables, held_out = sample_tables(progress.folders, samples)
     page = PAGE.substitute(
-        here, style=STYLE, version=here["minirl"], env=html.escape(tour.env), seed=tour.seed, held_out=held_out,
+        here, style=STYLE, version=here["minirl"], story=story(progress.folders, tour.env),
+        explained=explanation(progress.folders, tour, held_out),
         table=html_table(*progress.cells()), samples="".join(html_table(*table) for table in tables),
         figure=base64.b64encode((out / "tour.png").read_bytes()).decode("ascii"),
         options=(" --quick" if tour.quick else "") + (f" --seed {tour.seed}" if tour.seed else ""),
     )  # fmt: skip
     with replacing(out / "report.html") as temporary:
         temporary.write_text(page, encoding="utf-8")
+
+
+def story(folders, env):
+    """What the stages finished so far did, in sentences; folders: stage -> folder."""
+    learners = [name.upper() for name in folders if name in ALGORITHMS]
+    walkers = [name.split()[0].upper() for name in folders if name.endswith(f" {env}")]
+    reviews = [words for name, words in REVIEWS.items() if name in folders]
+    text = ("Writing text and walking are the same decision process. A tiny GPT was trained on sums of mixed quality "
+            f"(<i>pretrain</i>){fine_tuning(folders['sft']) if 'sft' in folders else ''}.")  # fmt: skip
+    if learners:
+        text += f" From there {listed(learners)} learned from nothing but a rule that says right or wrong."
+    if walkers:
+        text += f" {listed(walkers)}, by the same code, learned to walk in {html.escape(env)}."
+    if reviews:
+        text += f" From comparisons of reviews, by a simulated annotator, came {listed(reviews)}, in short versions."
+    return text
+
+
+def fine_tuning(folder):
+    """How far supervised fine-tuning went, for `story`."""
+    rows, stop_at = read_rows(folder / "metrics.csv"), Finetune().stop_at
+    text = f" and, for {rows[-1]['step']} steps, on right answers (<i>sft</i>, which stops at {stop_at:.0%} right"
+    return text + (": it was past that from the start)" if rows[0]["eval_accuracy_greedy"] >= stop_at else ")")
+
+
+def listed(names):
+    """a, b and c."""
+    return " and ".join([", ".join(names[:-1]), names[-1]] if names[1:] else names)
+
+
+def explanation(folders, tour, held_out):
+    """What the columns of the table mean, of those that something is in."""
+    text = (f'Accuracy is on {held_out} held-out sums that never occur in training; "after" is the mean of the last '
+            "three evaluations, of <i>pretrain</i> and <i>sft</i> the last one.")  # fmt: skip
+    if any(name in folders for name in (*ALGORITHMS, *REVIEWS)):
+        text += " KL is from the policy to the SFT model of its task, in nats per answer."
+    if any(name in folders for name in REVIEWS):
+        text += " Pairs right: of held-out comparisons. True score: of sampled reviews, in points."
+    if any(name.endswith(f" {tour.env}") for name in folders):
+        text += " Return: of the greedy policy; the figure shows that of training, where actions are sampled."
+    return (f"{text} steps/s counts optimiser steps, tokens, or environment steps. One seed ({tour.seed}): the order "
+            "of the algorithms may be another one for yours.")  # fmt: skip
 
 
 def html_table(headings, rows):

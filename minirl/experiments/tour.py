@@ -18,7 +18,7 @@ from minirl.experiments.parallel import run_jobs
 from minirl.experiments.preferences import DPORun, ORPORun, RewardModelRun
 from minirl.experiments.report import write_report
 from minirl.experiments.table import ALGORITHMS
-from minirl.plotting import read_metrics, tour_figure
+from minirl.plotting import read_metrics, save_figure, tour_figure
 from minirl.tracking import read_rows, say, write_config, write_rows
 from minirl.training import resolve_device
 
@@ -150,8 +150,7 @@ class Tour(Settings):
         )
         done.add("sft", sft.out, sft.run())
         failed = run_jobs(
-            self.stages(sft.out, pretrain.out), self.workers, "side by side", "s of work", self.quiet,
-            finished=done.take,
+            self.stages(sft.out, pretrain.out), self.workers, "stages", quiet=self.quiet, finished=done.take,
         )  # fmt: skip
         say(done.table())
         say(f"\nopen {self.out / 'report.html'} in a browser, or look at {self.out / 'tour.png'}")
@@ -203,13 +202,7 @@ class Progress:
         logs = [{"stage": name} | row for name, path in self.folders.items() for row in read_rows(path / "metrics.csv")]
         write_rows(out / "metrics.csv", logs, list(dict.fromkeys(column for row in logs for column in row)))
         curves = {name: read_metrics(path / "metrics.csv") for name, path in self.folders.items()}
-        walkers = {name.split()[0]: columns for name, columns in curves.items() if self.tour.env in name}
-        text = {name: columns for name, columns in curves.items() if name in ORDER[2:]}
-        sft = [row["accuracy_greedy_after"] for row in self.rows if row["stage"] == "sft"]
-        tour_figure(
-            text, walkers, out / "tour.png", accuracy="eval_accuracy_greedy", kl="eval_kl_policy_ref",
-            sft_accuracy=sft[0] if sft else None,
-        )  # fmt: skip
+        draw(curves, self.tour.env, self.tour.seed, out / "tour.png")
         write_report(self)
 
     def cells(self):
@@ -222,8 +215,19 @@ class Progress:
         headings, rows = self.cells()
         widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
         lines = ([f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)] for row in [headings, *rows])
-        units = "after: mean of the last three evaluations. steps/s: optimiser steps, tokens, or environment steps"
+        units = ("after: mean of the last three evaluations. return: greedy; tour.png has that of training, sampled\n"
+                 "steps/s: optimiser steps, tokens, or environment steps")  # fmt: skip
         return "\n".join(["  ".join(line) for line in lines] + [units])
+
+
+def draw(curves, env, seed, path):
+    """Draw tour.png from curves: title of a stage -> columns of its metrics.csv."""
+    text = {name: columns for name, columns in curves.items() if name in ORDER[2:]}
+    walkers = {name.split()[0]: columns for name, columns in curves.items() if name.endswith(f" {env}")}
+    sft = curves["sft"]["eval_accuracy_greedy"][-1] if "sft" in curves else None
+    figure = tour_figure(text, walkers, accuracy="eval_accuracy_greedy", kl="eval_kl_policy_ref", sft_accuracy=sft)
+    figure.suptitle(f"seed {seed}", x=0.01, ha="left", fontsize=10)
+    save_figure(figure, path)
 
 
 def place_of(stage):
