@@ -2,14 +2,15 @@
 
 import inspect
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from minirl.checkpoint import FILE_NAME, has_checkpoint, load_checkpoint, restore_rng_state, rng_state, save_checkpoint
 from minirl.experiments.models import save_model, write_samples
-from minirl.experiments.settings import TEXT_TASKS, ControlSettings, RunSettings, SumsSettings  # noqa: F401
+from minirl.experiments.run_files import read_json
+from minirl.experiments.settings import TEXT_TASKS, ControlSettings, RunSettings, SumsSettings, by_name  # noqa: F401
 from minirl.experiments.table import ALGORITHMS
 from minirl.experiments.tasks import text_setup
 from minirl.models.normalizer import ObservationNormalizer
@@ -18,6 +19,7 @@ from minirl.tracking import Tracker, say, write_config, write_rows
 from minirl.training import train
 
 EVALUATION_SEED = 10_000  # of the initial states of every evaluation on control
+TEACH_NOTHING = ("backend", "evaluate_prompts")  # settings of a world that may change in the middle of a run
 
 
 def build(algorithm, config, policy, make_critic):
@@ -92,6 +94,8 @@ class Run:
         entry = ALGORITHMS[name]
         check_groups(name, config, world_settings)
         self.updates = number_of_updates(entry, task, world_settings, settings)
+        if settings.resume and has_checkpoint(settings.out):
+            self.check_resumed()
         self.device = device = settings.prepare()
         if task in TEXT_TASKS:
             self.world, policy, make_critic = text_setup(task, world_settings, settings.seed, device)
@@ -106,24 +110,50 @@ class Run:
             self.algorithm.loss = torch.compile(self.algorithm.loss)
         self.samples, self.evaluation_seconds, self._evaluations = [], 0.0, 0
 
+    def check_resumed(self):
+        """ValueError if the folder's run is of another kind, or has other settings that matter to what is learned.
+
+        It may become longer: then a line says what that does to step sizes that fall.
+        """
+        folder, config, world = Path(self.settings.out), self.config, self.world_settings
+        saved = read_json(folder / "config.json")["settings"]
+        if saved["algorithm"] != self.name or not saved["task"].startswith(self.task):  # CartPole is CartPole-v1
+            raise ValueError(f"{folder} holds a run of {saved['algorithm']} {saved['task']}; "
+                             "give another --out, or leave out --resume")
+        defaults = asdict(type(config)()) | asdict(type(world)())  # what an older run lacks, it had so
+        made_with = by_name(defaults) | by_name(saved)
+        here = by_name(asdict(config) | asdict(world) | {"seed": self.settings.seed})
+        others = [f"{name} {made_with[name]}" for name, value in here.items()
+                  if made_with[name] != value and name not in TEACH_NOTHING]
+        if others:
+            raise ValueError(f"the run in {folder} had other settings: {', '.join(others)}; give these, or another "
+                             "--out, or leave out --resume to replace it")
+        planned = saved["run"]["updates"]
+        falling = getattr(config, "lr_decay", False) or getattr(config, "delta_decay", False)
+        if falling and planned != self.updates and not self.settings.quiet:
+            say(f"this run was to have {planned} updates and now has {self.updates}; from here on its step sizes fall "
+                f"as in a run of {self.updates}")
+
     def start(self, on_log=None):
         """Train to the end.
 
         Args:
             on_log: called with each row that is logged.
         Returns:
-            dict: before and after (metrics of evaluations), seconds, steps_per_second (tokens or environment steps),
-            history (all rows).
+            dict: before and after (metrics of evaluations; before: at the beginning of a run that was resumed, too),
+            seconds, steps_per_second (tokens or environment steps), history (all rows).
         """
         settings, done = self.settings, 0
         if getattr(self.world, "fast", False) and not settings.quiet:
             say(f"{self.world.env_id} without gymnasium's overhead, to the same bits (off: --backend gymnasium)")
         if settings.resume and has_checkpoint(settings.out):
             done = self.load()
-        before, first_samples = self.evaluate(0), self.samples
-        self.evaluation_seconds = 0.0  # the clock starts below
         if not done:
+            before = self.evaluate(0)
             (Path(settings.out) / FILE_NAME).unlink(missing_ok=True)  # an earlier run's, which must not be resumed
+            if self.samples:
+                write_samples(settings.out, before=self.samples)
+        self.evaluation_seconds = 0.0  # the clock starts below
         write_config(settings.out, {
             "algorithm": self.name, "task": getattr(self.world, "env_id", self.task),
             "config": self.config, "world": self.world_settings,
@@ -144,7 +174,9 @@ class Run:
             history = tracker.history
         seconds = time.perf_counter() - began
         if self.samples:
-            write_samples(settings.out, before=first_samples, after=self.samples)
+            path = Path(settings.out) / "samples.json"
+            write_samples(settings.out, **(read_json(path) if path.is_file() else {}) | {"after": self.samples})
+        before = {name: value for name, value in history[0].items() if name.startswith("eval_")}
         after = {name: history[-1].get(name) for name in before}
         steps = sum(row["count"] for row in history if row["step"] > done)
         return {"before": before, "after": after, "seconds": seconds, "steps_per_second": steps / seconds,
@@ -201,8 +233,6 @@ class Run:
         """Take the state back; returns the number of updates already made."""
         folder = self.settings.out
         state = load_checkpoint(folder, self.device)
-        if state["run"] != f"{self.name} {self.task}":
-            raise ValueError(f"{folder} holds a run of {state['run']}; give another --out, or leave out --resume")
         try:
             self.algorithm.load_state_dict(state["algorithm"])
             self.world.load_state_dict(state["world"])

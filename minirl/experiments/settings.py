@@ -1,5 +1,6 @@
 """The settings of a run that belong to no algorithm: the machine, the task, the worlds, and the run itself."""
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -159,6 +160,15 @@ class RunSettings(Machine):
     save_every: Count = 50
     """Updates between checkpoints."""
     resume: bool = False
-    """Go on from the checkpoint in --out, if there is one."""
+    """Go on from the checkpoint in --out, if there is one; what was given then is given again. More --updates are
+    allowed: step sizes that fall to 0 over a run then rise again to what they are there in the longer one."""
     quiet: bool = False
     """No progress bar."""
+
+
+def by_name(settings):
+    """Settings in a dict, with those of its inner dicts beside them, as config.json has them."""
+    found = {}
+    for name, value in json.loads(json.dumps(settings, default=str)).items():
+        found |= by_name(value) if isinstance(value, dict) else {name: value}
+    return found
