@@ -94,6 +94,8 @@ def finish(name, command, result):
         say(f"{result['seconds']:.1f} seconds; everything is in {command.out}")
     if following := next_command(name, command):
         say(f"next: {PROGRAM} {following}")
+    if isinstance(result, int):
+        return result
     return 1 if isinstance(result, tuple) and result[-1] else 0  # (rows, failed runs)
 
 

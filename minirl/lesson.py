@@ -82,7 +82,11 @@ def setting(name, task="arithmetic", start=None, seed=0, **world):
         world: other settings of the world, by name: `prompts_per_batch=32`.
     Returns:
         (world, policy, critic, config): a TokenWorld or ControlWorld, and what the algorithm's class takes.
+    Raises:
+        ValueError: if there is no algorithm of this name.
     """
+    if name not in ALGORITHMS:
+        raise ValueError(f"no algorithm {name!r}; there are {', '.join(ALGORITHMS)}")
     config, settings, _ = ALGORITHMS[name].of(task)
     if task in TEXT_TASKS:
         init = data("models", start or ("sft" if task == "arithmetic" else "sft-reviews"))

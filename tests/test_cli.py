@@ -115,9 +115,20 @@ def test_the_task_selects_the_defaults_that_help_shows(capsys):
     assert run("ppo --env-id Walker2d-v5 --help") == 0
     control = capsys.readouterr().out
     assert "--prompts-per-batch" in text and "--num-envs" not in text and "(default: runs/ppo)" in text
-    assert "--num-envs" in control and "--init" not in control and "runs/ppo-Walker2d-v5" in control
+    assert "--num-envs" in control and "--prompts-per-batch" not in control and "runs/ppo-Walker2d-v5" in control
+    assert "(default: runs/sft)" in text and "Run in the same environment whose policy" in control  # --init
     assert "GAE (PPO paper, table 3: 0.95). (default: 1.0)" in text
     assert "GAE (PPO paper, table 3: 0.95). (default: 0.95)" in control
+
+
+def test_a_paragraph_of_help_fills_its_lines(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "90")
+    assert run("sft --help") == 0
+    about_threads = capsys.readouterr().out.partition("CPU threads")[2].partition("(default")[0]
+    lines = [line.strip() for line in about_threads.splitlines()]
+    following = [line.split()[0] for line in lines[1:]]
+    assert len(lines) > 2 and about_threads.split()[-1] == "are."
+    assert all(len(line) + len(word) + 1 > 60 for line, word in zip(lines[1:], following[1:], strict=False)), lines
 
 
 # Settings
@@ -320,7 +331,7 @@ def test_a_folder_that_cannot_be_written_is_named(model, tmp_path, capsys):
 
 def test_a_prompt_that_does_not_fit_is_named(model, capsys):
     assert run(f"generate --init {{model}} --prompts {'1+' * 80}", model=model) == 2
-    assert "the model takes 1 to 95" in one_line(capsys)
+    assert f"prompt '{'1+' * 18}1...' has 160 tokens; the model takes 1 to 95" in one_line(capsys)
 
 
 def test_the_traceback_is_there_for_who_asks(model, monkeypatch):
@@ -449,8 +460,40 @@ def test_resume_refuses_a_run_of_another_kind_or_size(model, tmp_path, capsys):
     capsys.readouterr()
     assert run(f"trpo {TINY_CONTROL} --steps 16 --resume --out {{out}}", out=tmp_path) == 2
     assert "holds a run of ppo CartPole-v1" in one_line(capsys)
-    assert run(f"ppo {TINY_CONTROL} --steps 16 --hidden 8 --resume --out {{out}}", out=tmp_path) == 2
-    assert "had other settings" in one_line(capsys)
+    assert run(f"ppo {TINY_CONTROL} --steps 16 {SHORT['ppo']} --hidden 8 --resume --out {{out}}", out=tmp_path) == 2
+    assert "had other settings: hidden [64, 64]; give these" in one_line(capsys)
+
+
+def test_resume_refuses_other_settings_and_names_what_to_give(model, tmp_path, capsys, monkeypatch):
+    """Of the algorithm, the world, a group within it, and the seed; before the model to start from is looked for."""
+    out = tmp_path / "run"
+    line = f"ppo --init {{model}} {TINY} --seed 3 --out {{out}}"
+    assert run(line, model=model, out=out) == 0
+    before = (out / "config.json").read_bytes(), state_of(out)
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)  # where there is no runs/sft
+    others = TINY.replace("--held-out 8", "--held-out 9").replace("--group-size 2", "--group-size 4")
+    assert run(f"ppo {others} --clip 0.1 --no-lr-decay --updates 8 --resume --out {{out}}", out=out) == 2
+    named = f"clip 0.2, lr_decay True, init {model}, group_size 2, held_out 8, seed 3; give these, or another --out"
+    assert f"the run in {out} had other settings: {named}" in one_line(capsys)
+    assert ((out / "config.json").read_bytes(), state_of(out)) == before
+    free = "--evaluate-every 1 --save-every 1 --device cpu --resume"
+    assert run(f"{line} {free}", model=model, out=out) == 0
+
+
+def test_a_resumed_run_may_become_longer_and_begins_where_it_began(model, tmp_path, capsys):
+    line = f"ppo --init {{model}} {TINY.replace('--quiet', '')} --out {{out}}"
+    assert run(line, model=model, out=tmp_path) == 0
+    first = json.loads((tmp_path / "samples.json").read_text(encoding="utf-8"))
+    table = capsys.readouterr().out
+    assert run(f"{line} --updates 5 --resume", model=model, out=tmp_path) == 0
+    text = capsys.readouterr().out
+    assert "was to have 3 updates and now has 5; from here on its step sizes fall as in a run of 5" in text
+    begun, resumed = (re.findall(r"^(eval_\w+ +\S+) +\S+$", printed, re.MULTILINE) for printed in (table, text))
+    assert begun == resumed and len(begun) >= 5
+    again = json.loads((tmp_path / "samples.json").read_text(encoding="utf-8"))
+    assert list(again) == ["before", "after"] and again["before"] == first["before"]
+    assert [row["step"] for row in rows_of(tmp_path)] == list("012345")
 
 
 # Preferences, own data, guides

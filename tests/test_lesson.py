@@ -1,6 +1,7 @@
 """What the notebooks' cells share: judgements of answers, predictions, and the committed models."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -103,5 +104,18 @@ def test_setting_acts_and_learns(task):
 def test_what_is_not_there_is_named():
     with pytest.raises(ValueError, match="no model 'huge'"):
         lesson.model("huge")
+    with pytest.raises(ValueError, match="no algorithm 'ppo2'; there are reinforce, trpo, ppo"):
+        lesson.setting("ppo2")
     with pytest.raises(FileNotFoundError, match="nothing_like_it"):
         lesson.data("nothing_like_it")
+
+
+@pytest.mark.parametrize("imports, printed", [("minirl.training", r"0\.\d+ \{'gold'"), ("load_model", r"\d+\n")])
+def test_the_python_of_the_readme_runs(imports, printed, capsys, monkeypatch):
+    """Where the README shows whole programs: they are run as they stand."""
+    root = lesson.DATA.parent
+    monkeypatch.chdir(root)
+    blocks = re.findall(r"```python\n(.*?)```", (root / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    (program,) = (block for block in blocks if f"from {imports} import" in block or f"import {imports}" in block)
+    exec(program, {})
+    assert re.match(printed, capsys.readouterr().out)

@@ -1,7 +1,7 @@
 """The list of commands, and how the words after `python -m minirl` become settings.
 
 A command is a frozen dataclass whose fields are its options and whose run() does the work. The on-policy algorithms
-are not listed here: each line of the table in on_policy.py is a command.
+are not listed here: each line of the table in table.py is a command.
 """
 
 import difflib
@@ -53,9 +53,8 @@ COMMANDS = {
     "report": Command("Compare", "comparison_report.Report", "Tables, figures and verdicts from runs of compare."),
     "rlhf-2017": Command("Compare", "rlhf_2017.HumanPreferences",
                          "RLHF as in 2017: TRPO on a reward learned from a simulated labeller's comparisons."),
-    "posttraining": Command(
-        "Compare", "posttraining.PostTraining", "All ways from one SFT model to a better one, judged by the truth.",
-    ),
+    "posttraining": Command("Compare", "posttraining.PostTraining",
+                            "All ways from one SFT model to a better one, judged by the truth."),
 }
 ALIASES = {  # names that other libraries use -> ours, the first one that the command has
     "--env-id": ("--task", "--env"), "--total-timesteps": ("--env-steps",), "--output-dir": ("--out",),
@@ -182,6 +181,8 @@ def parse(name, words):
 
 def tyro_cli(kind, **more):
     """tyro.cli without boxes: help is printed plainly (then None is returned), an error becomes a ValueError."""
+    if hasattr(tyro, "_strings"):  # tyro takes an indented line of a docstring for a line of its own; this joins them
+        tyro._strings.remove_single_line_breaks = lambda text: " ".join(text.split())
     out, err = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):

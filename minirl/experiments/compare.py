@@ -85,7 +85,7 @@ class Compare(Settings):
             job.check_folder()
         write_config(self.out, {"compare": self, "env_id": jobs[0].env_id, "env_steps": jobs[0].size})
         missing = [job for job in jobs if not job.summary.is_file()]
-        failed = run_jobs(missing, self.workers, f"{len(missing)} runs", "step", self.quiet)
+        failed = run_jobs(missing, self.workers, "runs", "step", self.quiet)
         rows = report([job.summary.parent for job in jobs if job.summary.is_file()], self.out, self.threshold_or_preset)
         if self.video and rows:
             from minirl.experiments.watch import record_best

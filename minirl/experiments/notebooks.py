@@ -4,6 +4,7 @@ The notebooks in the repository keep the outputs of one clean run, for those who
 that nothing is given away; what the reader changed in them is never overwritten.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from minirl.checkpoint import replacing
 from minirl.tracking import say
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
+LINKED = re.compile(r"\]\(\.\./(data/[^)#]+)")
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Notebooks(Settings):
     """Open Jupyter; --no-open only copies."""
 
     def run(self):
-        """Copy, say what was done, and open Jupyter (until it is closed)."""
+        """Copy, say what was done, and open Jupyter (until it is closed). Returns its exit code."""
         if self.out.resolve() == FOLDER:
             raise ValueError(f"out is {self.out}, where the notebooks come from; choose another folder")
         new, kept = copy_notebooks(self.out, self.outputs, self.fresh)
@@ -44,7 +46,10 @@ class Notebooks(Settings):
             say("JupyterLab is not installed here: pip install jupyterlab, or open the folder in VS Code or Colab")
         else:
             say("opening Jupyter; press Ctrl-C twice here to stop it")
-            subprocess.run([sys.executable, "-m", "jupyterlab", str(first)], check=False)
+            if code := subprocess.run([sys.executable, "-m", "jupyterlab", str(first)], check=False).returncode:
+                say(f"Jupyter did not run; start it yourself: jupyter lab {first} (as root with --allow-root)")
+            return code
+        return 0
 
 
 def notebook_paths(folder=FOLDER):
@@ -79,12 +84,28 @@ def copy_notebooks(out, outputs=False, fresh=False):
             kept += 1
             continue
         notebook = nbformat.read(path, as_version=4)
+        copy_linked_pages(notebook, out)
         with replacing(target) as temporary:
             nbformat.write(notebook if outputs else stripped(notebook), temporary)
         new += 1
     for page in FOLDER.glob("*.md"):
         shutil.copyfile(page, out / page.name)
     return new, kept
+
+
+def copy_linked_pages(notebook, out):
+    """Copy the pages of data/ that a notebook links to, with their pictures, to out/data, and link there instead.
+
+    Jupyter shows nothing from outside the folder that it was started on.
+    """
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            for page in LINKED.findall(cell.source):
+                (out / page).parent.mkdir(parents=True, exist_ok=True)
+                for file in (FOLDER.parent / page).parent.iterdir():
+                    if file.suffix in (".md", ".png"):
+                        shutil.copyfile(file, (out / page).with_name(file.name))
+            cell.source = LINKED.sub(r"](\1", cell.source)
 
 
 def stripped(notebook):

@@ -38,14 +38,15 @@ def _work(job):
     return job.run(_advance)
 
 
-def run_jobs(jobs, workers=0, label="runs", unit="step", quiet=False, finished=None):
+def run_jobs(jobs, workers=0, label="runs", unit="", quiet=False, finished=None):
     """Run jobs in worker processes, the first ones first.
 
     Args:
         jobs: picklable objects with `title`, `size` (their share of the bar, in units) and `run(advance)`, which calls
             advance(units) as it gets on and returns a result.
         workers: processes; 0 for one per core.
-        label, unit: of the bar.
+        label: of the bar.
+        unit: what sizes count, for a speed on the bar; none where they are only shares.
         quiet: no bar.
         finished: called here as finished(job, result) whenever a job has ended well.
     Returns:
@@ -57,12 +58,16 @@ def run_jobs(jobs, workers=0, label="runs", unit="step", quiet=False, finished=N
     workers, counter = min(workers or os.cpu_count() or 1, len(jobs)), context.Value("d", 0.0)
     pool = ProcessPoolExecutor(workers, context, _start_worker, (counter,))
     try:
-        with tqdm(total=sum(job.size for job in jobs), desc=label, unit=f" {unit}", unit_scale=True, disable=quiet,
-                  dynamic_ncols=True, ascii=console_safe("█") != "█", smoothing=0.05) as bar:  # fmt: skip
+        layout = "{desc} {percentage:3.0f}%|{bar}| {elapsed} gone, {remaining} left" + ", {rate_fmt}" * bool(unit)
+        with tqdm(total=sum(job.size for job in jobs), unit=f" {unit}", unit_scale=True, disable=quiet,
+                  dynamic_ncols=True, ascii=console_safe("█") != "█", smoothing=0.05, bar_format=layout,
+                  desc=f"{label}: starting") as bar:  # fmt: skip
             futures = {pool.submit(_work, job): job for job in jobs}
             running = set(futures)
             while running:
                 done, running = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
+                if counter.value:
+                    bar.set_description_str(f"{label}: {len(jobs) - len(running)} of {len(jobs)} done", refresh=False)
                 bar.update(round(counter.value) - bar.n)
                 for future in done:
                     job = futures[future]

@@ -72,7 +72,7 @@ class PostTraining(Settings):
         done.take("sft", judge_folder(story, "sft", story.sft) | {"seconds": done.summaries["sft"]["seconds"]})
         jobs = [Again(job) for job in self.jobs(story) if job.out.is_dir()] if self.rejudge else self.jobs(story)
         failed = run_jobs(
-            jobs, self.workers, "side by side", "s of work", self.quiet,
+            jobs, self.workers, "methods", quiet=self.quiet,
             finished=lambda job, result: done.take(job.title, result),
         )  # fmt: skip
         try:

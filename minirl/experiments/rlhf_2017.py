@@ -87,7 +87,7 @@ class HumanPreferences(Settings):
         jobs = [Job(settings, arm, seed) for seed in parse_seeds(self.seeds) for arm in ARMS]
         write_config(self.out, self)
         rows = []
-        failed = run_jobs(jobs, self.workers, f"{len(jobs)} runs", "step", self.quiet, lambda _, row: rows.append(row))
+        failed = run_jobs(jobs, self.workers, "runs", "step", self.quiet, lambda _, row: rows.append(row))
         if rows:
             rows.sort(key=lambda row: (row["seed"], row["arm"]))
             report(rows, settings)

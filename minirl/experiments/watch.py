@@ -20,7 +20,7 @@ import torch
 import tyro
 
 from minirl.algorithms.settings import Positive, Seed, Settings
-from minirl.checkpoint import load_checkpoint, replacing
+from minirl.checkpoint import has_checkpoint, load_checkpoint, replacing
 from minirl.experiments.on_policy import EVALUATION_SEED, control_setup
 from minirl.experiments.settings import TEXT_TASKS, ControlSettings
 from minirl.tracking import say
@@ -36,8 +36,8 @@ class Watch(Settings):
 
     run_folder: tyro.conf.Positional[Path] = Path("runs/ppo-Walker2d-v5")
     """Folder of the run, with its checkpoint."""
-    out: Path = Path("walker.gif")
-    """The film: a .gif, or an .mp4 (which needs the package imageio-ffmpeg)."""
+    out: Path | None = None
+    """The film: a .gif, or an .mp4 (needs the package imageio-ffmpeg). None: walker.gif in the run's folder."""
     seconds: Positive = 10.0
     """Its length; a fallen walker begins again."""
     seed: Seed = EVALUATION_SEED
@@ -48,11 +48,14 @@ class Watch(Settings):
     """Where the policy computes."""
 
     def run(self):
-        """Film; says where the film is."""
-        check_can_write(self.out)
+        """Film; says where the film is. Returns the exit code: 1 where this machine cannot draw."""
+        out = self.out or self.run_folder / "walker.gif"
+        check_can_write(out)
         policy, env_id = load_walker(self.run_folder, resolve_device(self.device))
-        if record(policy, env_id, self.out, self.seed, self.seconds, greedy=not self.sampled):
-            say(f"{env_id} for {self.seconds:g} seconds: {self.out}")
+        if record(policy, env_id, out, self.seed, self.seconds, greedy=not self.sampled) is None:
+            return 1
+        say(f"{env_id} for {self.seconds:g} seconds: {out}")
+        return 0
 
 
 def load_walker(folder, device="cpu"):
@@ -64,9 +67,12 @@ def load_walker(folder, device="cpu"):
     Returns:
         (policy, env_id).
     Raises:
-        FileNotFoundError: if there is no checkpoint.
+        FileNotFoundError: if there is no checkpoint; where there are runs inside, as in a comparison, it names one.
         ValueError: if the folder holds another kind of run.
     """
+    inside = sorted(found for found in Path(folder).rglob("*") if has_checkpoint(found))
+    if inside and not has_checkpoint(folder):
+        raise FileNotFoundError(f"{folder} is no run, but has {len(inside)} in it; name one, such as {inside[0]}")
     state, config = load_checkpoint(folder, device), Path(folder) / "config.json"
     settings = json.loads(config.read_text(encoding="utf-8"))["settings"]
     env_id = settings.get("task")

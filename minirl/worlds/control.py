@@ -183,7 +183,7 @@ class ControlWorld:
         if not self.whole_episodes:
             self._start(row, self._next_seed())
 
-    def evaluate(self, policy, episodes, seed, greedy=True):
+    def evaluate(self, policy, episodes=5, seed=0, greedy=True):
         """Play whole episodes apart from training and leave no trace: random state, normaliser, counters stay.
 
         Args:
@@ -192,6 +192,7 @@ class ControlWorld:
             seed: of these episodes; one seed gives any policy the same initial states.
         Returns:
             dict: return_mean, return_std (population), length_mean, episodes, and the lists returns, lengths; all raw.
+            (Only the metrics: TokenWorld's evaluate, which also has texts to show, returns metrics and samples.)
         """
         world = ControlWorld(self._made_from, episodes, True, seed=seed, device=self.device, backend=self._backend)
         world._seed_block = 1

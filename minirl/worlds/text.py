@@ -175,7 +175,8 @@ class TokenWorld:
             (metrics, samples). metrics: for each judge the means `NAME_greedy` and `NAME_sampled`; `kl_policy_ref`
             (nats per completion: the exact KL(policy‖reference) of every token of the sampled completions, summed; left
             out without a reference), `response_length` (tokens), `ended_fraction`. samples: dicts with `prompt`,
-            `completion` (greedy), `score` (of the first judge) and the task's columns.
+            `completion` (greedy), `score` (of the first judge) and the task's columns. (ControlWorld's evaluate, which
+            has no texts to show, returns a dict of metrics alone.)
         """
         prompts, columns = self.task.held_out(count)
         reference = reference or self.reference

@@ -1,6 +1,7 @@
 """Jobs side by side: results, failures, and no worker that outlives its parent."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -49,6 +50,14 @@ def program(tmp_path):
 def test_results_come_back_and_a_failure_is_one_line(program):
     done = subprocess.run([*program, "a", "broken", "b"], capture_output=True, text=True, timeout=120)
     assert "{'a': 'A', 'b': 'B'} {'broken': 'ValueError: two lines'}" in done.stdout
+
+
+def test_the_bar_says_how_many_are_done_and_how_long_it_takes(program):
+    loud = Path(program[1])
+    loud.write_text(loud.read_text(encoding="utf-8").replace("quiet=True, ", ""), encoding="utf-8")
+    err = subprocess.run([*program, "a", "b"], capture_output=True, text=True, timeout=120).stderr
+    assert "runs: starting   0%" in err
+    assert re.search(r"runs: 2 of 2 done 100%\|.*\| \d\d:\d\d gone, 00:00 left\s*$", err), err
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")

@@ -123,7 +123,7 @@ SUMS = ArithmeticSettings(terms=4, format="think", held_out=4)
 COSTS = [{"method": "ppo", "lines_of_code": 9, "seconds_per_update": 0.5}]
 
 
-def one_after_another(jobs, workers, label, unit, quiet, finished):
+def one_after_another(jobs, workers, label, quiet, finished):
     """run_jobs in this process, where the patches are."""
     failed = {}
     for job in jobs:

@@ -2,10 +2,12 @@
 
 import json
 import re
+import subprocess
 
 import nbformat
 import pytest
 
+from minirl.__main__ import main
 from minirl.experiments import notebooks, site
 from minirl.experiments.notebooks import Notebooks
 from minirl.experiments.site import Site, with_mathml
@@ -50,6 +52,29 @@ def test_copies_come_without_outputs_and_yours_stay(book, tmp_path, capsys):
     Notebooks(out=mine, open=False, fresh=True, outputs=True).run()
     assert len(outputs_in(mine / "00_first.ipynb")) == 1
     assert len(outputs_in(book / "00_first.ipynb")) == 1, "the book itself changed"
+
+
+def test_pages_of_data_that_are_linked_to_come_along(book, tmp_path):
+    data = tmp_path / "data" / "archive"
+    data.mkdir(parents=True)
+    for name in ("README.md", "figure.png", "large.csv"):
+        (data / name).write_text(name, encoding="utf-8")
+    cells = [nbformat.v4.new_markdown_cell("See [it](../data/archive/README.md#Part), [next](01_second.ipynb).")]
+    nbformat.write(nbformat.v4.new_notebook(cells=cells), book / "00_first.ipynb")
+    mine = tmp_path / "elsewhere" / "mine"
+    Notebooks(out=mine, open=False).run()
+    (cell,) = nbformat.read(mine / "00_first.ipynb", 4).cells
+    assert cell.source == "See [it](data/archive/README.md#Part), [next](01_second.ipynb)."
+    assert {path.name for path in (mine / "data" / "archive").iterdir()} == {"README.md", "figure.png"}
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_jupyters_exit_code_is_ours_and_a_failure_says_what_to_do(code, book, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(notebooks, "find_spec", lambda name: name)
+    monkeypatch.setattr(notebooks.subprocess, "run", lambda words, check: subprocess.CompletedProcess(words, code))
+    assert main(["notebooks", "--out", str(tmp_path / "mine")]) == code
+    told = f"start it yourself: jupyter lab {tmp_path / 'mine' / '00_first.ipynb'} (as root with --allow-root)"
+    assert (told in capsys.readouterr().out) == (code != 0)
 
 
 def test_the_book_is_not_copied_onto_itself(book):

@@ -11,7 +11,7 @@ import torch
 from minirl.experiments import watch
 from minirl.experiments.on_policy import ALGORITHMS, Run
 from minirl.experiments.settings import RunSettings
-from minirl.experiments.watch import load_walker, record, record_best
+from minirl.experiments.watch import Watch, load_walker, record, record_best
 from minirl.models.policies import GaussianPolicy
 from minirl.tracking import write_config
 
@@ -61,6 +61,9 @@ def test_a_policy_for_buttons_and_without_normaliser_comes_back_too(tmp_path):
 def test_another_kind_of_run_is_refused_in_one_line(trained, tmp_path):
     with pytest.raises(FileNotFoundError, match="no checkpoint in"):
         load_walker(tmp_path)
+    comparison = trained[1].parent.parent
+    with pytest.raises(FileNotFoundError, match=f"is no run, but has 1 in it; name one, such as {trained[1]}"):
+        load_walker(comparison)
     (tmp_path / "checkpoint.safetensors").write_bytes((trained[1] / "checkpoint.safetensors").read_bytes())
     write_config(tmp_path, {"algorithm": "ppo", "task": "arithmetic", "world": {}})
     with pytest.raises(ValueError, match="holds no run in an environment; its config.json says task arithmetic"):
@@ -158,6 +161,15 @@ def test_a_machine_that_cannot_draw_gives_one_line(tmp_path, monkeypatch, capsys
     assert record(random_walker(), "Walker2d-v5", tmp_path / "a.gif", seed=0) is None
     assert capsys.readouterr().out == "no film: this machine cannot draw Walker2d-v5 (RuntimeError: no OpenGL here)\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_the_film_goes_to_the_runs_folder_and_none_is_exit_code_1(trained, monkeypatch):
+    asked = []
+    monkeypatch.setattr(watch, "record", lambda policy, env_id, path, *_, **more: asked.append(path) or path)
+    monkeypatch.setattr(watch, "check_can_write", lambda path: None)
+    assert Watch(trained[1]).run() == 0 and asked == [trained[1] / "walker.gif"]
+    monkeypatch.setattr(watch, "record", lambda *_, **more: None)
+    assert Watch(trained[1]).run() == 1
 
 
 @pytest.mark.parametrize("platform, given, during", [

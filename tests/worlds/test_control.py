@@ -424,6 +424,7 @@ def test_evaluation_repeats_itself_and_can_sample():
         torch.rand(1)  # the global stream goes on; the evaluation's own does not care
     assert greedy[0] == greedy[1] and sampled[0] == sampled[1]
     assert greedy[0] != world.evaluate(policy, episodes=2, seed=5)["returns"]
+    assert world.evaluate(policy)["returns"] == world.evaluate(policy, episodes=5, seed=0)["returns"]
     policy.std = 1e-6  # sampling without noise is what greedy means; with noise it is something else
     noiseless = world.evaluate(policy, episodes=2, seed=4, greedy=False)["returns"]
     assert noiseless == pytest.approx(greedy[0], rel=1e-3) and sampled[0] != pytest.approx(greedy[0], rel=1e-3)
