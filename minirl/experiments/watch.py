@@ -159,11 +159,14 @@ def headless():
 
 
 def open_env(env_id, size):
-    """An environment that has drawn a first picture; of `size` where it is one of MuJoCo's."""
-    plain = make_env(env_id)
+    """An environment that has drawn a first picture; one of MuJoCo's: of `size`, by a camera that follows."""
+    plain, options = make_env(env_id), {}
+    if hasattr(plain.unwrapped, "mujoco_renderer"):
+        model, options = plain.unwrapped.model, {"width": size[0], "height": size[1]}
+        if "track" in [model.camera(number).name for number in range(model.ncam)]:
+            options["camera_name"] = "track"  # else a walker that walks leaves the picture
     plain.close()
-    sizes = {"width": size[0], "height": size[1]} if hasattr(plain.unwrapped, "mujoco_renderer") else {}
-    env = make_env(env_id, render_mode="rgb_array", **sizes)
+    env = make_env(env_id, render_mode="rgb_array", **options)
     with headless():
         env.reset(seed=0)
         env.render()

@@ -112,6 +112,27 @@ def test_a_film_has_as_many_moving_pictures_as_seconds_need(tmp_path, capsys):
     assert {file.name for file in tmp_path.rglob("*.*")} == {"walker.gif", "b.gif"}
 
 
+@pytest.mark.parametrize("env_id, camera", [("Walker2d-v5", "track"), ("Reacher-v5", None)])
+def test_the_camera_follows_where_the_model_has_one_that_does(env_id, camera, monkeypatch):
+    asked, make_env = [], watch.make_env
+
+    def make(env_id, **options):
+        asked.append(options)
+        return Drawn() if options else make_env(env_id)
+
+    monkeypatch.setattr(watch, "make_env", make)
+    watch.open_env(env_id, (64, 48))
+    assert asked[1]["width"] == 64 and asked[1].get("camera_name") == camera
+
+
+class Drawn:
+    def reset(self, seed):
+        pass
+
+    def render(self):
+        pass
+
+
 class Ball:
     """An environment of 50 pictures a second that shows its step, ends after 3, and notes what it is given."""
 
